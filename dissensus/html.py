@@ -41,9 +41,6 @@ _NAMED_COLOURS = {
 # A space that is narrow and does not break.
 GROUP = "\u202f"
 
-# Pages with more sections than this begin with a table of contents.
-_SECTIONS_WITHOUT_CONTENTS = 3
-
 
 class Text:
     """Paragraphs of plain text."""
@@ -75,10 +72,8 @@ class Table:
     def __post_init__(self) -> None:
         for number, row in enumerate(self.rows, start=1):
             if len(row) != len(self.columns):
-                raise ValueError(
-                    f"Every row of a table must have a cell for each of its {len(self.columns)} columns; "
-                    f"row {number} has {len(row)}. Put None where there is no value."
-                )
+                has = f"has {len(self.columns)} columns; row {number} has {len(row)} cells"
+                raise ValueError(f"A table {has}. Put None where there is no value.")
 
 
 @dataclass(frozen=True)
@@ -122,12 +117,8 @@ class Section:
     """A titled part of a page; pictures that follow each other stand side by side where there is room."""
 
     def __init__(self, title: str, *blocks: Block) -> None:
-        for block in blocks:
-            if not isinstance(block, Text | Table | Picture):
-                raise ValueError(
-                    f"A section holds Text, Table and Picture; got {type(block).__name__} in {title!r}. "
-                    "Wrap plain text in Text(...)."
-                )
+        if others := [type(block).__name__ for block in blocks if not isinstance(block, Text | Table | Picture)]:
+            raise ValueError(f"A section holds Text, Table and Picture; got {others[0]} in {title!r}. Use Text(...).")
         self.title, self.blocks = title, blocks
 
 
@@ -197,14 +188,18 @@ def cell_text(value: object) -> str:
 
 def _page(title: str, top: str, sections: Sequence[Section]) -> str:
     figure_numbers = count(1)
-    searched = any(isinstance(block, Table) and block.search for part in sections for block in part.blocks)
+    blocks = [block for section in sections for block in section.blocks]
+    searched = any(isinstance(block, Table) and block.search for block in blocks)
     script = f"<script>\n{_file('page.js')}</script>\n" if searched else ""
-    body = [
-        f'<section id="section-{number}" aria-labelledby="title-{number}">\n'
-        f'<h2 id="title-{number}">{escape(section.title)}</h2>\n'
-        f"{''.join(_blocks(section.blocks, figure_numbers))}</section>\n"
-        for number, section in enumerate(sections, start=1)
-    ]
+    body = contents = ""
+    for number, section in enumerate(sections, start=1):
+        name = escape(section.title)
+        contents += f'<li><a href="#section-{number}">{name}</a></li>\n'
+        body += (
+            f'<section id="section-{number}" aria-labelledby="title-{number}">\n<h2 id="title-{number}">{name}</h2>\n'
+            f"{''.join(_blocks(section.blocks, figure_numbers))}</section>\n"
+        )
+    listed = f'<nav aria-label="Contents">\n<ol>\n{contents}</ol>\n</nav>\n' if len(sections) > 3 else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -212,8 +207,7 @@ def _page(title: str, top: str, sections: Sequence[Section]) -> str:
         # An empty icon of its own keeps browsers from asking a server for one.
         '<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body>\n"
-        f"<header>\n<h1>{escape(title)}</h1>\n{top}</header>\n"
-        f"{_contents(sections)}<main>\n{''.join(body)}</main>\n{script}</body>\n</html>\n"
+        f"<header>\n<h1>{escape(title)}</h1>\n{top}</header>\n{listed}<main>\n{body}</main>\n{script}</body>\n</html>\n"
     )
 
 
@@ -222,29 +216,17 @@ def _line(kind: str, text: str) -> str:
 
 
 def _headlines(headlines: Sequence[Headline]) -> str:
-    if not headlines:
-        return ""
     items = "".join(
         f"<div><dt>{escape(one.label)}</dt><dd><b>{escape(one.value)}</b>"
         + (f"<span>{escape(one.note)}</span>" if one.note else "")
         + "</dd></div>\n"
         for one in headlines
     )
-    return f'<dl class="headlines">\n{items}</dl>\n'
+    return f'<dl class="headlines">\n{items}</dl>\n' if items else ""
 
 
 def _file(name: str) -> str:
     return files("dissensus").joinpath(name).read_text(encoding="utf-8")
-
-
-def _contents(sections: Sequence[Section]) -> str:
-    if len(sections) <= _SECTIONS_WITHOUT_CONTENTS:
-        return ""
-    entries = "".join(
-        f'<li><a href="#section-{number}">{escape(section.title)}</a></li>\n'
-        for number, section in enumerate(sections, start=1)
-    )
-    return f'<nav aria-label="Contents">\n<ol>\n{entries}</ol>\n</nav>\n'
 
 
 def _blocks(blocks: Sequence[Block], figure_numbers: Iterator[int]) -> Iterator[str]:
@@ -260,12 +242,10 @@ def _block(block: Block, figure_numbers: Iterator[int]) -> str:
 
 
 def _table(table: Table) -> str:
-    columns = [[row[place] for row in table.rows] for place in range(len(table.columns))]
-    classes = [' class="number"' if _is_numeric(values) else "" for values in columns]
-    head = "".join(
-        f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(table.columns, classes, strict=True)
-    )
-    rows = "".join(_row(table, number, classes) for number in range(len(table.rows)))
+    kinds = [_kind([row[place] for row in table.rows]) for place in range(len(table.columns))]
+    heads = zip(table.columns, kinds, strict=True)
+    head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in heads)
+    rows = "".join(_row(table, number, kinds) for number in range(len(table.rows)))
     caption = f"<caption><span>{escape(table.caption)}</span></caption>\n" if table.caption else ""
     label = escape(table.caption or "Table: " + ", ".join(table.columns))
     # Focusable, so that it can be scrolled without a mouse.
@@ -276,21 +256,23 @@ def _table(table: Table) -> str:
     )
 
 
-def _row(table: Table, number: int, classes: Sequence[str]) -> str:
+def _row(table: Table, number: int, kinds: Sequence[str]) -> str:
     """Return one row; a first cell with text is the row's heading."""
-    row = table.rows[number]
-    texts = [escape(cell_text(value)) for value in row]
-    texts = [f"<strong>{text}</strong>" if (number, place) in table.best else text for place, text in enumerate(texts)]
-    cells = [f"<td{kind}>{text}</td>" for text, kind in zip(texts, classes, strict=True)]
-    if row and isinstance(row[0], str):
-        cells[0] = f'<th scope="row">{texts[0]}</th>'
+    cells = ""
+    for place, (value, kind) in enumerate(zip(table.rows[number], kinds, strict=True)):
+        text = escape(cell_text(value))
+        text = f"<strong>{text}</strong>" if (number, place) in table.best else text
+        heading = place == 0 and isinstance(value, str)
+        cells += f'<th scope="row">{text}</th>' if heading else f"<td{kind}>{text}</td>"
     main = ' class="main"' if number in table.main else ""
-    return f"<tr{main}>{''.join(cells)}</tr>\n"
+    return f"<tr{main}>{cells}</tr>\n"
 
 
-def _is_numeric(values: Sequence[object]) -> bool:
+def _kind(values: Sequence[object]) -> str:
+    """Return the class of a column's cells: "number" where all that there are are numbers."""
     present = [value for value in values if value is not None]
-    return bool(present) and all(isinstance(value, Real | Tensor) and not isinstance(value, bool) for value in present)
+    numbers = all(isinstance(value, Real | Tensor) and not isinstance(value, bool) for value in present)
+    return ' class="number"' if present and numbers else ""
 
 
 def _picture(picture: Picture, number: int) -> str:

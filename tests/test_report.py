@@ -35,7 +35,6 @@ ALL_SECTIONS = [
     "Do members collude?",
     "Disputed inputs",
     "Input by input",
-    "Trade-offs",
     "How this page was made",
 ]
 
@@ -170,7 +169,7 @@ def test_runs_of_one_name_are_numbered(plain, tmp_path):
     assert "four nets (3)" in page
 
 
-def test_the_chosen_score_is_that_of_curves_and_trade_offs(plain, tmp_path):
+def test_the_chosen_score_is_that_of_curves_and_tables(plain, tmp_path):
     page = page_of(plain, tmp_path, score="mean_pairwise_kl")
     assert "by mean pairwise KL it tells" in page
     assert "by mean pairwise KL" in section(page, "Telling known from unknown")
@@ -241,18 +240,6 @@ def test_uncertainty_bars_add_up_to_the_total():
     assert ax.texts[0].get_text() == "0.750"
 
 
-def test_a_radar_has_a_corner_for_each_number_on_a_scale_that_holds_all():
-    runs = {"a": {"x": 0.93, "y": 0.61, "z": 1.0}, "b": {"x": 0.7, "y": 0.8, "z": 0.9}}
-    figure = figures.radar(runs)
-    (ax,) = figure.axes
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["x", "y", "z"]
-    assert ax.lines[0].get_ydata().tolist() == [0.93, 0.61, 1.0, 0.93]
-    assert ax.get_ylim() == (0.5, 1.0)
-    low, high = ax.get_xlim()
-    assert high - low == pytest.approx(2 * np.pi)
-    assert figures.radar_floor({"a": {"x": 0.02}}) == 0.0
-
-
 @pytest.mark.parametrize(
     ("label", "names", "lines"),
     [
@@ -269,7 +256,7 @@ def test_votes_are_counted_under_each_picture(label, names, lines):
     assert figures.votes_lines(item, names) == lines
     figure = figures.votes_sheet([item] * 4, names)
     assert len(figure.axes) == 4
-    assert [text.get_text() for text in figure.texts[: len(lines)]] == lines
+    assert [text.get_text() for text in figure.axes[0].texts] == lines
 
 
 def test_histograms_of_several_runs_share_an_axis():

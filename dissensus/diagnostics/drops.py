@@ -36,11 +36,9 @@ def drop_counts(num_members: int, fractions: Sequence[float]) -> dict[int, float
         >>> drop_counts(5, (0.1, 0.2, 0.5, 1.0))
         {1: 0.2, 2: 0.5}
     """
-    fractions = [float(fraction) for fraction in fractions]
+    fractions = tuple(map(float, fractions))
     if not all(0 < fraction <= 1 for fraction in fractions):
-        raise ValueError(
-            f"`drop_fractions` must lie between 0 and 1; got {tuple(fractions)}. Use such as (0.2, 0.4, 0.6)."
-        )
+        raise ValueError(f"`drop_fractions` must lie between 0 and 1; got {fractions}. Use such as (0.2, 0.4, 0.6).")
     # The small number: 0.3 times 10 is a hair below 3.
     counts = {floor(fraction * num_members + 1e-9): fraction for fraction in reversed(fractions)}
     found = {count: fraction for count, fraction in sorted(counts.items()) if 0 < count < num_members}
@@ -65,10 +63,8 @@ def drop_curves(
         return (), outputs.shape[1]
     generator = torch.Generator().manual_seed(seed)
     outputs, targets = _affordable(outputs, targets, len(counts) * repeats, generator)
-    make = {"cross_entropy": _class_metrics, "brier": _class_metrics, "zero_one": _vote_metrics}.get(
-        str(loss), _metrics
-    )
-    values = make(outputs, targets, loss, average)
+    make = {"cross_entropy": _class_metrics, "brier": _class_metrics, "zero_one": _vote_metrics}
+    values = make.get(str(loss), _metrics)(outputs, targets, loss, average)
 
     def measured(weights: Tensor | None) -> dict[str, float]:
         return {name: float(value.mean()) for name, value in values(weights).items()}
@@ -79,17 +75,9 @@ def drop_curves(
     curves = []
     for name in full:
         found = torch.tensor([[run[name] for run in of_count] for of_count in runs], dtype=torch.float64)
-        curves.append(
-            DropCurve(
-                name,
-                tuple(counts.values()),
-                tuple(counts),
-                full[name],
-                tuple(found.mean(1).tolist()),
-                tuple(found.std(1, correction=0).tolist()),
-                exact if name == "error" else (),
-            )
-        )
+        means, spread = (tuple(values.tolist()) for values in (found.mean(1), found.std(1, correction=0)))
+        own = exact if name == "error" else ()
+        curves.append(DropCurve(name, tuple(counts.values()), tuple(counts), full[name], means, spread, own))
     return tuple(curves), outputs.shape[1]
 
 

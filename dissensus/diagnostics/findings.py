@@ -20,23 +20,22 @@ _SUSPICION = "Held out, badly trained members look the same: outputs on training
 
 def verdict(finding: "Finding") -> str:
     """Return the verdict and its reasons in a few sentences."""
-    size = f"{finding.num_members} members on {finding.measures.num_examples} examples"
+    measures = finding.measures
+    size = f"{finding.num_members} members on {measures.num_examples} examples"
+    useless = f" {_useless(measures)}" if finding.members_useless else ""
     if finding.num_members == 1:
         return f"Nothing to diagnose ({size}): one member has nobody to collude with."
     if finding.suspected:
-        return f"Members may collude ({size}). {sign_words('specialised', finding.measures)} {_SUSPICION}"
+        return f"Members may collude ({size}). {sign_words('specialised', measures)} {_SUSPICION}"
     if not finding.colluding:
-        text = f"Members do not collude, as far as these outputs tell ({size})."
-        if finding.members_useless:
-            text += f" {_useless(finding.measures)} There is no sign that they cancel by design; weak learners look like this."
-        return text
-    reasons = [sign_words(sign, finding.measures) for sign in finding.signs]
+        weak = " There is no sign that they cancel by design; weak learners look like this." if useless else ""
+        return f"Members do not collude, as far as these outputs tell ({size}).{useless}{weak}"
+    reasons = [sign_words(sign, measures) for sign in finding.signs]
     for sign in finding.training_signs:
         if sign not in finding.signs:
-            words = sign_words(sign, finding.training or finding.measures)
+            words = sign_words(sign, finding.training or measures)
             reasons.append(f"On the training data: {words[0].lower()}{words[1:]}")
-    text = f"Members collude ({size}). " + " ".join(reasons)
-    return f"{text} {_useless(finding.measures)}" if finding.members_useless else text
+    return f"Members collude ({size}). {' '.join(reasons)}{useless}"
 
 
 def sign_words(sign: str, measures: Measures) -> str:
@@ -63,27 +62,22 @@ def readings(finding: "Finding") -> list[Reading]:
 
 def _errors(finding: "Finding") -> Iterator[Reading]:
     measures, loss = finding.measures, finding.loss
-    trivial = measures.trivial_error
+    trivial, own = measures.trivial_error, measures.member_accuracies
     constant = "" if trivial is None else f"; the best constant has {_error(trivial, loss)}"
     yield "ensemble error", _error(finding.ensemble_error, loss), f"of the averaged prediction{constant}"
-    gain = f"averaging takes away {_percent(finding.gain_over_mean)}"
-    yield "mean member error", _error(finding.member_error, loss), gain
-    gain = f"averaging takes away {_percent(finding.gain_over_best)}"
+    gain = "averaging takes away"
+    yield "mean member error", _error(finding.member_error, loss), f"{gain} {_percent(finding.gain_over_mean)}"
+    best = f"{gain} {_percent(finding.gain_over_best)}"
     if finding.gain_over_best < 0:
-        gain = f"this member alone is better than the ensemble, by {_percent(-finding.gain_over_best)} of its error"
-    yield "best member error", _error(finding.best_member_error, loss), gain
+        best = f"this member alone is better than the ensemble, by {_percent(-finding.gain_over_best)} of its error"
+    yield "best member error", _error(finding.best_member_error, loss), best
     if measures.ensemble_accuracy is not None:
-        own = measures.member_accuracies
-        beside = (
-            f"best member {_percent(max(own))}, mean member {_percent(fmean(own))}, chance {_percent(measures.chance)}"
-        )
-        yield "accuracy", _percent(measures.ensemble_accuracy), beside
+        members = f"best member {_percent(max(own))}, mean member {_percent(fmean(own))}"
+        yield "accuracy", _percent(measures.ensemble_accuracy), f"{members}, chance {_percent(measures.chance)}"
     if measures.kept_best is not None:
         kept, by_mean = (_percent(max(0.0, share or 0.0)) for share in (measures.kept_best, measures.kept_mean))
-        reading = (
-            f"of what the ensemble explains beyond a constant, by its best member alone; {by_mean} by the mean one"
-        )
-        yield "skill kept", kept, reading
+        explained = "of what the ensemble explains beyond a constant, by its best member alone"
+        yield "skill kept", kept, f"{explained}; {by_mean} by the mean one"
 
 
 def _diversity(finding: "Finding") -> Iterator[Reading]:
@@ -91,15 +85,13 @@ def _diversity(finding: "Finding") -> Iterator[Reading]:
     usual = "diversity / ensemble error; trained alone mostly below 0.5, colluding often above 10"
     yield "diversity ratio", _number(finding.diversity_ratio), usual
     shares = {
-        "bias share": (finding.bias_share, "of the diversity is constant offsets; trained alone mostly below 10 %"),
-        "scale share": (finding.scale_share, "of it is members stretching the ensemble's own prediction"),
-        "example share": (finding.example_share, "of it is more than members that err independently can have"),
-        "class share": (
-            finding.measures.class_share,
-            "of the differences between members is constant in each class; fitted well alone, mostly below 10 %",
-        ),
+        "bias share": "of the diversity is constant offsets; trained alone mostly below 10 %",
+        "scale share": "of it is members stretching the ensemble's own prediction",
+        "example share": "of it is more than members that err independently can have",
+        "class share": "of the differences between members is constant in each class; fitted well alone, mostly below 10 %",
     }
-    for name, (share, reading) in shares.items():
+    values = (finding.bias_share, finding.scale_share, finding.example_share, finding.measures.class_share)
+    for (name, reading), share in zip(shares.items(), values, strict=True):
         if not isnan(share):
             yield name, _percent(share), reading
     if not isnan(finding.measures.cancellation):
@@ -109,22 +101,22 @@ def _diversity(finding: "Finding") -> Iterator[Reading]:
 
 def _dependence(finding: "Finding") -> Iterator[Reading]:
     if finding.drops:
-        yield "codependence", _percent(finding.codependence), _dropping(finding)
+        curve = finding.drops[0]
+        dropped = f"more error with {curve.dropped[0]} of {finding.num_members} members dropped"
+        if curve.exact and isfinite(finding.codependence):
+            dropped += f" (exactly {_percent(curve.exact_increase[0] / curve.full)})"
+        yield "codependence", _percent(finding.codependence), dropped
     none = f"of examples are answered best by one member; {_percent(1 / finding.num_members)} if none dominates"
     yield "dominance", _percent(finding.dominance), none
     if finding.pairs:
-        diversity, upper, lower = (
-            _number(fmean(getattr(pair, name) for pair in finding.pairs)) for name in ("diversity", "upper", "lower")
-        )
-        reading = f"disagreement / error; {lower} for noisy copies, {upper} for independent errors"
-        yield "pair diversity", diversity, reading
+        own, upper, lower = (_number(fmean(map(attrgetter(n), finding.pairs))) for n in ("diversity", "upper", "lower"))
+        yield "pair diversity", own, f"disagreement / error; {lower} for noisy copies, {upper} for independent errors"
     if finding.training is not None:
-        ratio = _number(finding.training.diversity_ratio)
-        yield "ratio in training", ratio, "the same on the training data; for classes above 3 is a sign"
+        reading = "the same on the training data; for classes above 3 is a sign"
+        yield "ratio in training", _number(finding.training.diversity_ratio), reading
     if finding.checks and isfinite(finding.checks[-1].gap):
-        first, last = finding.checks[0].gap, finding.checks[-1].gap
-        reading = f"held-out less training error of the ensemble; {_number(first)} at the first check"
-        yield "generalisation gap", _number(last), reading
+        first, last = (_number(finding.checks[end].gap) for end in (0, -1))
+        yield "generalisation gap", last, f"held-out less training error of the ensemble; {first} at the first check"
 
 
 def advice(finding: "Finding") -> str:
@@ -136,8 +128,7 @@ def advice(finding: "Finding") -> str:
             "Do not drop members, do not use them alone, and do not read their disagreement as uncertainty. Train them "
             "more for themselves: Independent(), a smaller beta of Joint, or less weight on disagreement."
         )
-    in_training = finding.training is not None or finding.checks
-    if finding.loss in CLASS_LOSSES and finding.average == "probs" and not in_training:
+    if finding.loss in CLASS_LOSSES and finding.average == "probs" and not (finding.training or finding.checks):
         return (
             "Members whose probabilities are averaged may collude on their training data only: give `training=` outputs, "
             "or the history of fit(..., watch_collusion=True), to be sure."
@@ -153,17 +144,9 @@ def _useless(measures: Measures) -> str:
     if measures.kept_best is not None and measures.kept_best <= 0:
         return f"{text}even the best is no better than a constant."
     kept = (
-        "is no better than a constant" if (measures.kept_mean or 0.0) <= 0 else f"keeps {_percent(measures.kept_mean)}"
+        f"keeps {_percent(measures.kept_mean)}" if (measures.kept_mean or 0.0) > 0 else "is no better than a constant"
     )
     return f"{text}of what it explains the mean member {kept}, the best {_percent(measures.kept_best)}."
-
-
-def _dropping(finding: "Finding") -> str:
-    curve = finding.drops[0]
-    known = curve.exact and isfinite(finding.codependence)
-    exact = curve.exact_increase[0] / curve.full if known else None
-    shown = "" if exact is None else f" (exactly {_percent(exact)})"
-    return f"more error with {curve.dropped[0]} of {finding.num_members} members dropped{shown}"
 
 
 def _number(value: float) -> str:
@@ -368,12 +351,10 @@ class Finding:
 
     def drop_curve(self, metric: str = "error") -> DropCurve:
         """Return the drop curve of a metric."""
-        for curve in self.drops:
-            if curve.metric == metric:
-                return curve
-        raise ValueError(
-            f"There is no drop curve of {metric!r}; there are {', '.join(c.metric for c in self.drops) or 'none'}."
-        )
+        found = {curve.metric: curve for curve in self.drops}
+        if metric not in found:
+            raise ValueError(f"There is no drop curve of {metric!r}; there are {', '.join(found) or 'none'}.")
+        return found[metric]
 
     def explain(self) -> str:
         """Return the numbers, the verdict, and how to read both, as text."""
@@ -430,13 +411,10 @@ def restored(kind: Any, value: Any) -> Any:
     if origin is UnionType:
         return restored(parts[0], value)
     if hasattr(kind, "__dataclass_fields__"):
-        return kind(**_fields(_hints(kind), value))
+        hints = _hints(kind)
+        return kind(**{name: restored(hints[name], part) for name, part in value.items() if name in hints})
     if origin is tuple:
         return tuple(restored(parts[0], part) for part in value)
     if origin is Mapping:
         return {name: restored(parts[1], part) for name, part in value.items()}
     return _NAMES.get(value, value) if kind is float else value
-
-
-def _fields(hints: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: restored(hints[name], value) for name, value in values.items() if name in hints}

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from itertools import combinations
 from math import isfinite, isinf, nan
 from pathlib import Path
@@ -66,29 +67,29 @@ def read_predictions(path: Path | str) -> Predictions:
         raise ValueError(f"There is no file {source}.")
     readers = {".npz": _read_npz, ".parquet": _read_table, ".csv": _read_table}
     if source.suffix not in readers:
-        raise ValueError(
-            f"Predictions are read from {', '.join(readers)}; got {source.name!r}. For a run, give its folder."
-        )
+        told = f"Predictions are read from {', '.join(readers)}; got {source.name!r}"
+        raise ValueError(f"{told}. For a run, give its folder.")
     held_out, *training = [_pair(*found, source) for found in readers[source.suffix](source)]
     return Predictions(*held_out, *training)
 
 
 def _pair(outputs: Any, targets: Any, source: Path) -> tuple[Tensor, Tensor]:
-    found = []
-    for name, array in {"outputs": np.asarray(outputs), "targets": np.asarray(targets)}.items():
+    arrays = [np.asarray(outputs), np.asarray(targets)]
+    for name, array in zip(("outputs", "targets"), arrays, strict=True):
         if array.dtype.kind not in "biuf":
             raise ValueError(
                 f"The {name} in {source.name} must be numbers; got {array.dtype}. Number the classes from 0."
             )
-        real = name == "outputs" or array.dtype.kind == "f"
-        # A copy: what pandas and npz files give may not be written to, which torch warns about.
-        found.append(torch.from_numpy(np.array(array, dtype=np.float64 if real else np.int64, order="C")))
-    if found[0].ndim < 2 or len(found[1]) != found[0].shape[1]:
+    shapes = [array.shape for array in arrays]
+    if len(shapes[0]) < 2 or shapes[0][1:2] != shapes[1][:1]:
         raise ValueError(
             f"Outputs in {source.name} must be shaped (members, batch, ...), with a target for each of the batch; got "
-            f"{tuple(found[0].shape)} and targets {tuple(found[1].shape)}."
+            f"{shapes[0]} and targets {shapes[1]}."
         )
-    return found[0], found[1]
+    # A copy: what pandas and npz files give may not be written to, which torch warns about.
+    kinds = np.float64, np.float64 if arrays[1].dtype.kind == "f" else np.int64
+    held = [torch.from_numpy(np.array(array, dtype=kind, order="C")) for array, kind in zip(arrays, kinds, strict=True)]
+    return held[0], held[1]
 
 
 def _read_npz(source: Path) -> list[tuple[Any, Any]]:
@@ -104,11 +105,8 @@ def _read_table(source: Path) -> list[tuple[Any, Any]]:
     import pandas as pd
 
     frame = pd.read_parquet(source) if source.suffix == ".parquet" else pd.read_csv(source)
-    columns = {
-        (int(match[1]), int(match[2] or -1)): match[0]
-        for name in frame.columns
-        if (match := _COLUMN.fullmatch(str(name)))
-    }
+    matches = (_COLUMN.fullmatch(str(name)) for name in frame.columns)
+    columns = {(int(match[1]), int(match[2] or -1)): match[0] for match in matches if match}
     members, outputs = ({place[axis] for place in columns} for axis in (0, 1))
     # All members have the same outputs; one output a member has no number, and is -1.
     if not columns or len(columns) != len(members) * len(outputs) or {-1} < outputs:
@@ -220,16 +218,12 @@ def diagnose(
 def _check(outputs: Tensor, targets: Tensor, loss: Loss, repeats: int) -> None:
     whole_number("repeats", repeats, 1)
     if outputs.ndim < 2 or outputs.shape[1] == 0:
-        raise ValueError(
-            f"`outputs` must be shaped (members, batch, ...) with an example or more; got {tuple(outputs.shape)}."
-        )
+        raise ValueError(f"`outputs` must be shaped (members, batch, ...), not empty; got {tuple(outputs.shape)}.")
     if loss in CLASS_LOSSES and outputs.ndim == 3 and not targets.is_floating_point():
         check_labels(targets, outputs.shape[1], outputs.shape[2])
     if not bool(outputs.isfinite().all()):
-        bad = (~outputs.isfinite()).nonzero()[0].tolist()
-        raise ValueError(
-            f"`outputs` must be finite; example {bad[1]} of member {bad[0]} is not. Leave it out, or train it again."
-        )
+        member, example = (~outputs.isfinite()).nonzero()[0].tolist()[:2]
+        raise ValueError(f"`outputs` must be finite; example {example} of member {member} is not. Leave it out.")
 
 
 def _codependence(curves: Sequence[DropCurve], measures: Measures) -> float:
@@ -267,9 +261,8 @@ def _shares(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights:
     stretched = float(weighted_mean(slopes.square(), weights) * centred.square().sum(-1).mean())
     left = float(weighted_mean(without_offsets.square().sum(-1), weights).mean())
     # Members of equal error that err independently: DIV = (1 / sum of squared weights - 1) ERR.
-    possible = (1 / float(shares_of(weights, outputs).square().sum()) - 1) * float(
-        (centre - truth).square().sum(-1).mean()
-    )
+    error = float((centre - truth).square().sum(-1).mean())
+    possible = (1 / float(shares_of(weights, outputs).square().sum()) - 1) * error
     return stretched / spread, max(0.0, left - possible) / spread
 
 
@@ -305,13 +298,12 @@ def _checks(history: Iterable[Mapping[str, Any]] | None) -> tuple[tuple[Check, .
     rows = {int(row["step"]): row for row in history if isfinite(_cell(row, "train_ensemble_error"))}
     if not rows:
         raise ValueError(
-            "`history` must hold the columns train_member_error and train_ensemble_error; it does not. "
-            "Train with fit(..., watch_collusion=True), or leave it out."
+            "`history` must be of fit(..., watch_collusion=True), with a column train_ensemble_error; it has none."
         )
-    errors = ("train_member_error", "train_ensemble_error", "validation_member_error", "validation_ensemble_error")
-    checks = [
-        Check(int(rows[step]["epoch"]), step, *(_cell(rows[step], name) for name in errors)) for step in sorted(rows)
-    ]
+    names = [each.name for each in fields(Check)][2:]
+    checks = (
+        Check(int(rows[step]["epoch"]), step, *(_cell(rows[step], name) for name in names)) for step in sorted(rows)
+    )
     return tuple(checks), ("watched",) if _cell(rows[max(rows)], "colluding") > 0 else ()
 
 

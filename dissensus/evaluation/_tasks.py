@@ -28,6 +28,7 @@ from dissensus.evaluation.estimates import (
     mean_statistic,
     placements,
 )
+from dissensus.evaluation.inputs import each_once
 from dissensus.evaluation.results import COVERAGE_LEVELS, ID, Number, Reliability, floats
 from dissensus.metrics.regression import FAMILIES, Family
 from dissensus.objectives.likelihoods import LIKELIHOODS, Likelihood, as_columns, class_axis_of, full, mean_and_scale
@@ -66,6 +67,12 @@ class Positions:
         return over_positions(score, "share", limit=float(self.over), counts=counts)
 
 
+def first_row(bad: Tensor) -> int | None:
+    """Return the number of the first row, `(batch, ...)`, in which something is bad."""
+    rows = bad.flatten(1).any(1) if bad.ndim > 1 else bad
+    return int(rows.nonzero()[0]) if bool(rows.any()) else None
+
+
 @dataclass(frozen=True)
 class Task:
     """How outputs are read, by the loss that says what they are: which scores are computed, and with which weights of members."""
@@ -87,8 +94,8 @@ class Task:
         """Refuse outputs of the wrong shape."""
         if outputs.ndim != 3 or not outputs.is_floating_point():
             raise ValueError(
-                "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gave "
-                f"{outputs.dtype} of shape {tuple(outputs.shape)}. Add a last axis of size one to a single output."
+                f"Members must return (batch, outputs); together they gave {outputs.dtype} of shape {tuple(outputs.shape)}. "
+                "Add a last axis of size one to a single output."
             )
 
     def num_outputs(self, width: int) -> int:
@@ -97,9 +104,7 @@ class Task:
 
     def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
         """Refuse targets that do not fit so many outputs; `start` is the number of the batch's first row."""
-        usable = targets.isfinite().flatten(1).all(1) if targets.ndim > 1 else targets.isfinite()
-        if not bool(usable.all()):
-            row = int((~usable).nonzero()[0])
+        if (row := first_row(~targets.isfinite())) is not None:
             raise ValueError(f"Targets of set {name!r} must be finite; row {start + row} is not. Leave it out.")
 
     def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
@@ -141,18 +146,15 @@ class Classification(Task):
         # Values that are not finite are named later, with the row's number in the whole set.
         if bool(outputs.isfinite().all()):
             # Up to whoever called `evaluate`: through the check of the first batch, its columns, the reader.
-            check_member_logits(outputs, stacklevel=10)
+            check_member_logits(outputs, stacklevel=9)
 
     def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
         if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
             raise ValueError(
-                f"Labels of set {name!r} must be one class index for each input; got {targets.dtype} of shape "
-                f"{tuple(targets.shape)}. Pass `labels.long()`; for regression choose loss='gaussian_nll' or 'mse', for several "
-                "labels an input 'binary_cross_entropy'."
+                f"Labels of set {name!r} must be one class index for each input; got {targets.dtype} of shape {tuple(targets.shape)}. "
+                "Pass `labels.long()`, or choose loss='gaussian_nll' or 'mse', for several labels 'binary_cross_entropy'."
             )
-        outside = (targets < 0) | (targets >= width)
-        if bool(outside.any()):
-            row = int(outside.nonzero()[0])
+        if (row := first_row((targets < 0) | (targets >= width))) is not None:
             raise ValueError(
                 f"Labels of set {name!r} must lie in 0 to {width - 1}; got {int(targets[row])} in row {start + row}. "
                 "Renumber the classes, or give a set with other classes as `ood`."
@@ -244,12 +246,9 @@ class Labels(Task):
                 f"Labels of set {name!r} must be shaped (inputs, {width}), one answer for each label; got {tuple(targets.shape)} in "
                 "a batch. For one class an input choose loss='cross_entropy'."
             )
-        wrong = ((targets != 0) & (targets != 1)).any(1)
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0])
-            raise ValueError(
-                f"Labels of set {name!r} must be 0 or 1; got {targets[row].tolist()} in row {start + row}. Leave it out."
-            )
+        if (row := first_row((targets != 0) & (targets != 1))) is not None:
+            got = f"got {targets[row].tolist()} in row {start + row}"
+            raise ValueError(f"Labels of set {name!r} must be 0 or 1; {got}. Leave it out.")
 
     def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
         _, batch, labels = outputs.shape
@@ -342,8 +341,8 @@ class Regression(Task):
         super().check(outputs)
         if self.task == "density" and outputs.shape[-1] % 2:
             raise ValueError(
-                f"With loss={self.loss!r} members have twice as many outputs as targets, a mean and a scale each; got "
-                f"{outputs.shape[-1]} outputs. Add the scales, or choose loss='mse'."
+                f"With loss={self.loss!r} members have twice as many outputs as targets; got {outputs.shape[-1]} outputs. "
+                "Add the scales, or choose loss='mse'."
             )
 
     def num_outputs(self, width: int) -> int:
@@ -353,8 +352,7 @@ class Regression(Task):
         wanted, got = self.num_outputs(width), tuple(as_columns(targets).shape[1:])
         if got != (wanted,):
             raise ValueError(
-                f"Targets of set {name!r} must be shaped (inputs, {wanted}), as the outputs say; got "
-                f"{tuple(targets.shape)} in a batch."
+                f"Targets of set {name!r} must be shaped (inputs, {wanted}), as the outputs say; got {tuple(targets.shape)}."
             )
         super().check_targets(targets, width, name, start)
         if self.loss == "poisson" and bool((targets < 0).any()):
@@ -616,24 +614,25 @@ def task_of(
     likelihood: Likelihood, scores: Iterable[str] | None, weights: Tensor | None, num_members: int, positions: Positions
 ) -> Task:
     """Return how outputs are read, by what the loss says that they are, and with the scores asked for, or all worth their price."""
-    known, usual = _known_scores(likelihood, num_members)
-    chosen = usual if scores is None else [scores] if isinstance(scores, str) else list(scores)
-    if not chosen or not set(chosen) <= set(known) or len(set(chosen)) != len(chosen):
+    known: Sequence[str] = ["knowledge_variance"]
+    left_out: set[str] = set()
+    if likelihood.kind in ("classes", "labels"):
+        known = list(SCORES)
+        if num_members == 1:
+            # A single member cannot disagree: these are constant.
+            left_out = {*KNOWLEDGE_SCORES, *_COUNTING_MEMBERS}
+        elif num_members >= _MANY_MEMBERS:
+            left_out = {"jensen_shannon"}
+    elif likelihood.kind == "density" or likelihood.name == "poisson":
+        known = list(REGRESSION_SCORES)
+        if num_members == 1:
+            # A single distribution does not disagree with itself: all its variance is that of the data.
+            left_out = {"data_variance", "knowledge_variance"}
+    chosen = [name for name in known if name not in left_out]
+    if scores is not None:
+        chosen = [scores] if isinstance(scores, str) else list(scores)
+    if not each_once(chosen, known):
         raise ValueError(
             f"`scores` must name each score once, among {', '.join(known)}; got {', '.join(map(str, chosen)) or 'none'}."
         )
     return _KINDS[likelihood.kind](tuple(chosen), weights, likelihood, positions)
-
-
-def _known_scores(likelihood: Likelihood, num_members: int) -> tuple[list[str], list[str]]:
-    """Return the scores that there are for a loss, and those of them that say something at an affordable price."""
-    if likelihood.kind in ("classes", "labels"):
-        left_out = {"jensen_shannon"} if num_members >= _MANY_MEMBERS else set()
-        if num_members == 1:
-            # A single member cannot disagree: these are constant.
-            left_out = {*KNOWLEDGE_SCORES, *_COUNTING_MEMBERS}
-        return list(SCORES), [name for name in SCORES if name not in left_out]
-    if likelihood.kind == "density" or likelihood.name == "poisson":
-        # A single distribution does not disagree with itself: all its variance is that of the data.
-        return list(REGRESSION_SCORES), ["total_variance"] if num_members == 1 else list(REGRESSION_SCORES)
-    return ["knowledge_variance"], ["knowledge_variance"]

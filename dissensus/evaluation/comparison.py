@@ -93,10 +93,8 @@ class Comparison:
         found = find(self.differences, metric, set, score=score, severity=severity, member=member, label=label)
         if found is not None:
             return found
-        raise ValueError(
-            f"The two evaluations have no {metric!r} of set {set!r} with score {score!r}, severity {severity!r}, "
-            f"member {member!r} and label {label!r} in common."
-        )
+        about = f"score {score!r}, severity {severity!r}, member {member!r} and label {label!r}"
+        raise ValueError(f"The two evaluations have no {metric!r} of set {set!r} with {about} in common.")
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every difference as a dict."""
@@ -145,24 +143,21 @@ def compare(first: Evaluation, second: Evaluation, *, same_inputs: bool = False)
         >>> one.low <= one.value <= one.high
         True
     """
-    _check_pair(first, second, same_inputs)
+    _check_pair(first, second)
+    for part, other in product(first.sets, second.sets):
+        if part.name == other.name:
+            _check_same(part, other, same_inputs)
     rows = {number.key: place for place, number in enumerate(second.numbers[: len(second.replicates)])}
-    pairs = [
-        (place, rows[number.key])
-        for place, number in enumerate(first.numbers[: len(first.replicates)])
-        if number.key in rows
-    ]
+    of_first = enumerate(first.numbers[: len(first.replicates)])
+    pairs = [(place, rows[number.key]) for place, number in of_first if number.key in rows]
     ours, theirs = (np.array(places, dtype=np.intp) for places in zip(*pairs, strict=True))
     spread = second.replicates[theirs].astype(np.float64) - first.replicates[ours]
     ends = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1)
-    return Comparison(
-        first.name,
-        second.name,
-        tuple(
-            _difference(first.numbers[a], second.numbers[b], float(low), float(high))
-            for (a, b), low, high in zip(pairs, *ends, strict=True)
-        ),
+    differences = (
+        _difference(first.numbers[a], second.numbers[b], float(low), float(high))
+        for (a, b), low, high in zip(pairs, *ends, strict=True)
     )
+    return Comparison(first.name, second.name, tuple(differences))
 
 
 def _difference(first: Number, second: Number, low: float, high: float) -> Difference:
@@ -175,28 +170,23 @@ def _difference(first: Number, second: Number, low: float, high: float) -> Diffe
     return Difference(*first.key, first.value, second.value, value, low, high)
 
 
-def _check_pair(first: Evaluation, second: Evaluation, same_inputs: bool) -> None:
+def _check_pair(first: Evaluation, second: Evaluation) -> None:
     if not first.bootstrap or (first.bootstrap, first.seed) != (second.bootstrap, second.seed):
+        got = f"got bootstrap {first.bootstrap} and {second.bootstrap}, seed {first.seed} and {second.seed}"
         raise ValueError(
-            "Two evaluations must have the same number of resamples, not 0, and the same seed; got bootstrap "
-            f"{first.bootstrap} and {second.bootstrap}, seed {first.seed} and {second.seed}. Evaluate again."
+            f"Two evaluations must have the same number of resamples, not 0, and one seed; {got}. Evaluate again."
         )
     if first.task != second.task:
         raise ValueError(f"Two evaluations must be of one task; got {first.task} and {second.task}.")
-    for part, other in product(first.sets, second.sets):
-        if part.name == other.name:
-            _check_same(part, other, same_inputs)
 
 
 def _check_same(part: SetInfo, other: SetInfo, same_inputs: bool) -> None:
-    got = f"got {part.size} and {other.size} inputs"
-    held = f"Set {part.name!r} must hold the same inputs and targets in both evaluations; {got}, "
+    held = f"Set {part.name!r} must hold the same inputs and targets in both evaluations"
     if part.size != other.size:
-        raise ValueError(held + "so they cannot be paired. Evaluate both on one set.")
-    if not (same_inputs or part.fingerprint == other.fingerprint):
-        raise ValueError(held + "which differ. If only their preparation does, pass same_inputs=True.")
-    if part.targets and other.targets and part.targets != other.targets:
         raise ValueError(
-            f"Set {part.name!r} must have the same targets in the same order in both evaluations, also with "
-            "same_inputs=True; got targets that differ. Evaluate both on one set."
+            f"{held}; got {part.size} and {other.size} inputs, so they cannot be paired. Evaluate both on one set."
         )
+    if not (same_inputs or part.fingerprint == other.fingerprint):
+        raise ValueError(f"{held}; they differ. If only their preparation does, pass same_inputs=True.")
+    if part.targets and other.targets and part.targets != other.targets:
+        raise ValueError(f"{held}, also with same_inputs=True; the targets differ. Evaluate both on one set.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ from dissensus.data.trees import Batch
 from dissensus.evaluation.inputs import each_once
 
 Cell: TypeAlias = tuple[str, int]
+_IN_ORDER = "Evaluate the test set that the folder of corruptions was made of, in its order."
 
 
 def corruptor_of(
@@ -21,33 +23,28 @@ def corruptor_of(
     folder: Path | str | None,
     frost_folder: Path | str | None,
 ) -> "Corruptor":
-    """Return what makes corrupted copies, or say what is wrong with the names, severities or folders."""
-    if corruptions is None and not (folder is None and frost_folder is None):
-        raise ValueError(
-            "`corruption_folder` and `frost_folder` are for `corruptions`, of which none is named. Name them, such as "
-            "`corruptions='standard'`."
-        )
-    cells = () if corruptions is None else _cells(corruptions, severities)
-    paths = (None if given is None else Path(given).expanduser() for given in (folder, frost_folder))
-    return Corruptor(cells, seed, *paths)
-
-
-def _cells(corruptions: Iterable[str] | str, severities: Iterable[int] | int) -> tuple[Cell, ...]:
-    """Return every corruption at every severity, or say which there are."""
+    """Return what makes every corruption at every severity, or say what is wrong with the names, severities or folders."""
     from dissensus.data.corruptions import CORRUPTIONS, SEVERITIES
 
+    if corruptions is None:
+        if not (folder is None and frost_folder is None):
+            raise ValueError(
+                "`corruption_folder` and `frost_folder` are for `corruptions`, of which none is named. Add corruptions='standard'."
+            )
+        return Corruptor()
     families = corruption_families()
     given = [corruptions] if isinstance(corruptions, str) else list(corruptions)
     names = [name for one in given for name in families.get(one, (one,))]
     if not each_once(names, CORRUPTIONS):
         raise ValueError(
-            f"`corruptions` must name each corruption once, among {', '.join(families)} and {', '.join(CORRUPTIONS)}; got "
+            f"`corruptions` must name each corruption once, among {', '.join((*families, *CORRUPTIONS))}; got "
             f"{', '.join(map(str, given)) or 'none'}."
         )
     levels = [severities] if isinstance(severities, int) else list(severities)
     if not each_once(levels, SEVERITIES):
         raise ValueError(f"`severities` must be among 1, 2, 3, 4 and 5, each once; got {levels}.")
-    return tuple((name, level) for name in names for level in levels)
+    paths = (None if given is None else Path(given).expanduser() for given in (folder, frost_folder))
+    return Corruptor(tuple(product(names, levels)), seed, *paths)
 
 
 def corruption_families() -> Mapping[str, tuple[str, ...]]:
@@ -68,8 +65,6 @@ class Corruptor:
 
     def copies(self, raw: Batch, labels: Tensor | None, start: int) -> Iterable[tuple[Cell, Tensor]]:
         """Yield each cell with its copy of a batch whose first row has this number in the set."""
-        if not self.cells:
-            return
         if not isinstance(raw, Tensor) or raw.ndim != 4 or raw.dtype != torch.uint8:
             raise ValueError(
                 f"Known inputs must be uint8 images (batch, channels, height, width) for `corruptions`; got {raw.dtype} of "
@@ -89,11 +84,8 @@ class Corruptor:
             return corrupt(raw, *cell, seed=self.seed, index=index, frost_folder=frost)
         copy = load_corrupted(self.folder, *cell, rows=slice(start, start + len(raw)))
         if copy.shape != raw.shape:
-            raise ValueError(
-                f"{cell[0]}.npy must hold a copy of every known image; rows {start} to {start + len(raw) - 1} are shaped "
-                f"{tuple(copy.shape)} there and {tuple(raw.shape)} here. Evaluate the test set that it was made of, in its "
-                "order."
-            )
+            rows = f"rows {start} to {start + len(raw) - 1} are shaped {tuple(copy.shape)} there and {tuple(raw.shape)} here"
+            raise ValueError(f"{cell[0]}.npy must hold a copy of every known image; {rows}. {_IN_ORDER}")
         return copy.to(raw.device)
 
     def _check_labels(self, folder: Path, labels: Tensor, start: int) -> None:
@@ -104,11 +96,7 @@ class Corruptor:
         if not path.exists():
             return
         theirs = torch.from_numpy(np.load(path, mmap_mode="r")[start : start + len(labels)].astype(np.int64))
-        ours = labels.cpu()
-        if ours.shape == theirs.shape and torch.equal(ours.long(), theirs):
-            return
-        row = int((ours != theirs).nonzero()[0]) if ours.shape == theirs.shape else 0
-        raise ValueError(
-            f"Labels of the known images must be those of {path.name} in the folder of corruptions; row {start + row} "
-            "differs. Evaluate the test set that the files were made of, in its order."
-        )
+        same = labels.cpu() == theirs if labels.shape == theirs.shape else torch.zeros(1, dtype=torch.bool)
+        if not bool(same.all()):
+            row = start + int((~same).nonzero()[0])
+            raise ValueError(f"Labels of the known images must be those of {path.name}; row {row} differs. {_IN_ORDER}")

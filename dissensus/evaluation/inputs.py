@@ -45,17 +45,14 @@ def _as_pairs(data: Any, name: str, class_names: Sequence[str] | None) -> Pairs:
         return data
     if data.y is None:
         raise ValueError(
-            f"Set {name!r} must have targets; its data has none. Read it with `dissensus.data.files.load(path, target=...)` "
-            "and pass what that returns."
+            f"Set {name!r} must have targets. Pass what `dissensus.data.files.load(path, target=...)` returns."
         )
     if data.classes is None or class_names is None:
         return data.x, data.y
     place = {each: number for number, each in enumerate(class_names)}
     if unknown := [each for each in data.classes if each not in place]:
-        raise ValueError(
-            f"Classes of set {name!r} must be among {', '.join(class_names)}; got {', '.join(unknown)}. Leave its rows out, or "
-            "give the set as `ood`."
-        )
+        among = f"among {', '.join(class_names)}; got {', '.join(unknown)}"
+        raise ValueError(f"Classes of set {name!r} must be {among}. Leave its rows out, or give the set as `ood`.")
     return data.x, torch.tensor([place[each] for each in data.classes])[data.y.long()]
 
 
@@ -96,14 +93,13 @@ class NamedSet:
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Yield (inputs, targets or None) in order; refuse a set without inputs."""
-        empty = True
+        some = False
         for x, y in self._batches(batch_size):
-            if len(x) == 0:
-                continue
-            empty = False
             self._check_lengths(x, y)
-            yield x, y
-        if empty:
+            if len(x):
+                some = True
+                yield x, y
+        if not some:
             raise ValueError(f"Set {self.name!r} is empty; give it one input or more, or leave it out.")
 
     def _batches(self, batch_size: int) -> Iterator[Batch]:
@@ -119,9 +115,8 @@ class NamedSet:
 
     def _check_lengths(self, x: Sized, y: Sized | None) -> None:
         if y is not None and len(y) != len(x):
-            raise ValueError(
-                f"Set {self.name!r} must have one target for each input; got {len(x)} inputs and {len(y)} targets."
-            )
+            got = f"got {len(x)} inputs and {len(y)} targets"
+            raise ValueError(f"Set {self.name!r} must have one target for each input; {got}.")
 
 
 def named_sets(
@@ -152,10 +147,8 @@ def named_sets(
 
 def _class_names(known: Any, given: Sequence[str] | None) -> list[str] | None:
     classes = known.classes if given is None and isinstance(known, Loaded) else given
-    if classes is None:
-        return None
-    names = [str(name) for name in classes]
-    if twice := _repeated(names):
+    names = None if classes is None else [str(name) for name in classes]
+    if twice := _repeated(names or ()):
         raise ValueError(f"`class_names` must name each class once; got {twice[0]!r} twice.")
     return names
 
@@ -168,19 +161,14 @@ def checked_groups(groups: Mapping[str, Iterable[str]] | None, sets: list[NamedS
     _check_names([*(part.name for part in sets), *checked])
     for name, parts in checked.items():
         if not each_once(parts, known):
-            raise ValueError(
-                f"Group {name!r} must list OOD sets, each once, among {_listed(known)}; got {_listed(parts)}."
-            )
+            told = f"among {', '.join(known) or 'none'}; got {', '.join(parts) or 'none'}"
+            raise ValueError(f"Group {name!r} must list OOD sets, each once, {told}.")
     return checked
 
 
 def each_once(values: Collection[Any], allowed: Collection[Any]) -> bool:
     """Whether there are values, all of them allowed and none twice."""
     return 0 < len(values) == len(set(values)) and set(values) <= set(allowed)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 def check_not_twice(name: str, inputs: Any, seen: dict[Any, str]) -> None:
@@ -215,14 +203,11 @@ def warn_of_ranges(known: str, known_range: tuple[float, float], name: str, its_
 def _check_names(names: Collection[str]) -> None:
     for name in names:
         if not isinstance(name, str) or not name or name == ALL_CORRUPTIONS:
-            raise ValueError(
-                f"A set needs a name other than {ALL_CORRUPTIONS!r}, which stands for their average; got {name!r}."
-            )
-    if repeated := sorted(set(_repeated(names))):
-        raise ValueError(
-            f"Every set and group needs a name of its own, and {ID!r} is the in-distribution data; got "
-            f"{', '.join(repeated)} twice. Rename one of them."
-        )
+            got = f"other than {ALL_CORRUPTIONS!r}, which stands for their average; got {name!r}"
+            raise ValueError(f"A set needs a name {got}.")
+    if repeated := sorted(_repeated(names)):
+        got = f"and {ID!r} is the in-distribution data; got {', '.join(repeated)} twice"
+        raise ValueError(f"Every set and group needs a name of its own, {got}. Rename one of them.")
 
 
 def _repeated(names: Collection[str]) -> list[str]:

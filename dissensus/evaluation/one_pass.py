@@ -1,7 +1,7 @@
 """An ensemble and sets of inputs in, one pass over each, an Evaluation out."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import chain
 from math import inf
@@ -21,9 +21,9 @@ from dissensus.data.suites import LoadedSuite
 from dissensus.data.trees import Tree
 from dissensus.evaluation import results
 from dissensus.evaluation._tasks import Classification, Over, Positions, Regression, Task, task_of
-from dissensus.evaluation.corrupting import Corruptor, corruptor_of
+from dissensus.evaluation.corrupting import corruptor_of
 from dissensus.evaluation.estimates import Found, SetNumbers, Statistic, averages, replicates_of, with_intervals
-from dissensus.evaluation.inputs import NamedSet, Source, check_not_twice, checked_groups, named_sets, warn_of_ranges
+from dissensus.evaluation.inputs import NamedSet, Source, checked_groups, named_sets
 from dissensus.evaluation.results import ALL_CORRUPTIONS, Evaluation, Number, floats
 from dissensus.evaluation.streaming import Reader, Sample
 from dissensus.members import Members
@@ -147,17 +147,14 @@ def evaluate(
         loss = _told_loss(members, sets[0], transform)
     positions = Positions(over, class_axis, ignore_index, class_weights)
     task = task_of(likelihood_of(loss), scores, shares, members.num_members, positions)
-    if corruptions is not None and task.task != "classification":
-        raise ValueError(
-            f"`corruptions` are for classifiers of images, one class each; the loss is {task.loss!r}. Leave them out."
-        )
     corruptor = corruptor_of(corruptions, severities, seed, corruption_folder, frost_folder)
-    reader = Reader(members, task, transform, batch_size, device_of(members), names)
+    reader = Reader(members, task, transform, batch_size, device_of(members), corruptor, names)
     reader.check(sets)
     with evaluation_mode(members):
-        samples = _read_once(reader, sets, corruptor)
+        samples = list(map(reader.read, sets))
     assert reader.shape is not None
     task = reader.task
+    curves = (task.reliability(part.info.name, part.columns) for part in samples if part.info.kind != "ood")
     numbers, replicates = _numbers(task, samples, checked, bootstrap, seed)
     num_outputs = task.num_outputs(reader.shape[1])
     return Evaluation(
@@ -175,27 +172,15 @@ def evaluate(
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
-        reliability=tuple(_reliability(task, samples)),
+        reliability=tuple(curve for curve in curves if curve is not None),
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(chain.from_iterable(part.disputed for part in samples)),
         diagnosis=reader.known.diagnose(task, shares, seed),
-        examples=_examples(task, samples, num_outputs),
+        examples=tuple(_examples(task, samples, num_outputs)),
         data=Path(id_data).name if isinstance(id_data, str | Path) else "",
         date=date.today().isoformat(),
     )
-
-
-def _read_once(reader: Reader, sets: Sequence[NamedSet], corruptor: Corruptor) -> list[Sample]:
-    """Run the members on every set; refuse one that comes twice, and warn of pixels on another scale."""
-    samples: list[Sample] = []
-    seen: dict[str, str] = {}
-    for part in sets:
-        sample = reader.read(part, corruptor if part.kind == "id" else Corruptor())
-        check_not_twice(sample.name, sample.inputs, seen)
-        samples.append(sample)
-        warn_of_ranges(samples[0].name, samples[0].range, sample.name, sample.range)
-    return samples
 
 
 def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], Tensor] | None) -> str:
@@ -210,7 +195,7 @@ def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], 
         return regression_loss(outputs.shape[-1], y) or "cross_entropy"
     if y.is_floating_point():
         raise ValueError(
-            "Targets that are all 0 or 1 may be labels or numbers; say which: loss='binary_cross_entropy' or loss='mse'."
+            "Targets that are all 0 or 1 may be labels or numbers: say loss='binary_cross_entropy' or loss='mse'."
         )
     return "binary_cross_entropy"
 
@@ -222,12 +207,12 @@ def _numbers(
     known = samples[0]
     statistics: list[Statistic] = []
     for part in samples:
-        on = SetNumbers(part.info.kind, part.name)
+        on = SetNumbers(part.info.kind, part.info.name)
         statistics += task.statistics(on, part.columns)
         if part is not known:
             pairs = zip(task.score_names, part.columns["scores"], known.columns["scores"], strict=True)
-            statistics += [on.detection(score, ood, own, known.name) for score, ood, own in pairs]
-    main = replicates_of(statistics, {part.name: part.info.size for part in samples}, count, seed)
+            statistics += [on.detection(score, ood, own, known.info.name) for score, ood, own in pairs]
+    main = replicates_of(statistics, {part.info.name: part.info.size for part in samples}, count, seed)
     single, without = _corrupted_numbers(task, known, count, seed)
     parts = [main, averages(main, _group_rows(main[0], groups)), averages(single, _severity_rows(single[0]))]
     replicated = [number for numbers, _ in parts for number in numbers]
@@ -253,14 +238,11 @@ def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tupl
     statistics: list[Statistic] = []
     points: list[Number] = []
     for (name, severity), columns in known.corrupted.items():
-        if not isinstance(task, Classification):
-            raise ValueError(
-                "`corruptions` are measured for one class an image; these outputs have positions. Leave them out."
-            )
+        assert isinstance(task, Classification)
         parts, without = task.corrupted(name, severity, columns, known.columns)
         statistics += parts
         points += without
-    return replicates_of(statistics, {known.name: known.info.size}, count, seed), points
+    return replicates_of(statistics, {known.info.name: known.info.size}, count, seed), points
 
 
 def _severity_rows(numbers: Sequence[Number]) -> dict[Number, list[int]]:
@@ -274,37 +256,29 @@ def _severity_rows(numbers: Sequence[Number]) -> dict[Number, list[int]]:
     return {mean: rows[mean] for mean in order}
 
 
-def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> tuple[results.Examples, ...]:
-    """Return the inputs of each set that the ensemble is least certain about; none where each has several predictions."""
-    if not (isinstance(task, Classification) or (isinstance(task, Regression) and num_outputs == 1)):
-        return ()
+def _examples(task: Task, samples: Sequence[Sample], num_outputs: int) -> Iterator[results.Examples]:
+    """Yield the inputs of each set that the ensemble is least certain about; none where each has several predictions."""
+    single = isinstance(task, Classification) or (isinstance(task, Regression) and num_outputs == 1)
     shown = [name for name in task.score_names if name in _SHOWN] or [task.score_names[0]]
-    found = []
-    for part in samples:
+    for part in samples if single else ():
         columns = dict(zip(task.score_names, part.columns["scores"], strict=True)) | part.columns
         order = columns[shown[0]].argsort(descending=True, stable=True)[:_EXAMPLES]
         names = ("predicted", "truth", "confidence", *shown)
         values = {name: floats(columns[name][order].double().numpy()) if name in columns else () for name in names}
         scores = {name: values.pop(name) for name in shown}
-        found.append(results.Examples(part.name, tuple(order.tolist()), **values, scores=scores))
-    return tuple(found)
+        yield results.Examples(part.info.name, tuple(order.tolist()), **values, scores=scores)
 
 
-def _reliability(task: Task, samples: Sequence[Sample]) -> Iterable[results.Reliability]:
-    curves = (task.reliability(part.name, part.columns) for part in samples if part.info.kind != "ood")
-    return (curve for curve in curves if curve is not None)
-
-
-def _rocs(task: Task, samples: Sequence[Sample]) -> Iterable[results.Roc]:
+def _rocs(task: Task, samples: Sequence[Sample]) -> Iterator[results.Roc]:
     known = samples[0].columns["scores"]
     for part in samples[1:]:
         for score, ood_scores, id_scores in zip(task.score_names, part.columns["scores"], known, strict=True):
             curve = metrics.roc_curve(ood_scores, id_scores, points=_ROC_POINTS)
-            yield results.Roc(part.name, score, floats(curve.fpr.numpy()), floats(curve.tpr.numpy()))
+            yield results.Roc(part.info.name, score, floats(curve.fpr.numpy()), floats(curve.tpr.numpy()))
 
 
-def _histograms(task: Task, samples: Sequence[Sample]) -> Iterable[results.Histogram]:
-    ranked = {part.name: np.sort(part.columns["scores"].numpy()).astype(np.float64) for part in samples}
+def _histograms(task: Task, samples: Sequence[Sample]) -> Iterator[results.Histogram]:
+    ranked = {part.info.name: np.sort(part.columns["scores"].numpy()).astype(np.float64) for part in samples}
     for place, score in enumerate(task.score_names):
         edges, logarithmic = _edges(np.concatenate([values[place] for values in ranked.values()]))
         shown = floats(edges)

@@ -304,11 +304,9 @@ class Evaluation:
         if found is not None:
             return found
         known = sorted({number.metric for number in self.numbers if number.set == set})
-        raise ValueError(
-            f"There is no {metric!r} of set {set!r} with score {score!r}, severity {severity!r}, member {member!r} "
-            f"and label {label!r}; "
-            + (f"that set has {', '.join(known)}." if known else f"sets are {', '.join(self.set_names)}.")
-        )
+        there = f"that set has {', '.join(known)}" if known else f"sets are {', '.join(self.set_names)}"
+        about = f"score {score!r}, severity {severity!r}, member {member!r} and label {label!r}"
+        raise ValueError(f"There is no {metric!r} of set {set!r} with {about}; {there}.")
 
     @property
     def set_names(self) -> list[str]:
@@ -370,10 +368,8 @@ def to_json(result: Evaluation) -> str:
     columns = [entry.name for entry in fields(Number)]
     rows = [[getattr(number, name) for name in columns] for number in result.numbers]
     whole["numbers"] = {"columns": columns, "rows": rows}
-    whole["replicates"] = {
-        "shape": result.replicates.shape,
-        "float32": _packed(result.replicates.astype("<f4").tobytes()),
-    }
+    packed = _packed(result.replicates.astype("<f4").tobytes())
+    whole["replicates"] = {"shape": result.replicates.shape, "float32": packed}
     for item in whole["gallery"]:
         item["pixels"] = _packed(item["pixels"])
     whole["diagnosis"] = None if result.diagnosis is None else result.diagnosis.to_dict()
@@ -381,7 +377,7 @@ def to_json(result: Evaluation) -> str:
 
 
 def from_json(text: str) -> Evaluation:
-    """Return the evaluation that `to_json` wrote."""
+    """Return the evaluation that `to_json` wrote; files of earlier versions lack what has a default."""
     whole = json.loads(text)
     if not isinstance(whole, dict) or whole.pop("format", None) != FORMAT:
         raise KeyError(f"its format is not {FORMAT!r}")
@@ -391,7 +387,6 @@ def from_json(text: str) -> Evaluation:
     whole["numbers"] = [dict(zip(numbers["columns"], row, strict=True)) for row in numbers["rows"]]
     for item in whole["gallery"]:
         item["pixels"] = _unpacked(item["pixels"])
-    # Files of earlier versions lack what has a default.
     found: Evaluation = restored(Evaluation, whole)
     return found
 

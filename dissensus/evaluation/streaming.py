@@ -22,9 +22,9 @@ from dissensus.data.sources import num_batches
 from dissensus.data.trees import Batch, Tree, batch_of, describe
 from dissensus.diagnostics import Finding, diagnose
 from dissensus.engines.graphs import Captured
-from dissensus.evaluation._tasks import Columns, Dense, Task
+from dissensus.evaluation._tasks import Classification, Columns, Dense, Task
 from dissensus.evaluation.corrupting import Cell, Corruptor
-from dissensus.evaluation.inputs import NamedSet, value_range
+from dissensus.evaluation.inputs import NamedSet, check_not_twice, value_range, warn_of_ranges
 from dissensus.evaluation.results import ID, Disputed, SetInfo
 from dissensus.members import Members
 from dissensus.randomness import mix
@@ -57,8 +57,7 @@ class OutputSample:
     def diagnose(self, task: Task, weights: Tensor | None, seed: int) -> Finding | None:
         """Return what the outputs say; None of a single member, and of losses that cannot be diagnosed."""
         _, outputs, targets = self._chosen()
-        given = task.for_diagnosis(outputs, targets)
-        if len(outputs) == 1 or given is None:
+        if len(outputs) == 1 or (given := task.for_diagnosis(outputs, targets)) is None:
             return None
         outputs, targets, loss = given
         repeats = min(_MOST_REPEATS, max(_FEWEST_REPEATS, _DROPS // outputs.shape[1]))
@@ -132,10 +131,9 @@ class Gallery:
 def _can_be_shown(raw: Batch, columns: Columns) -> TypeGuard[Tensor]:
     """Whether inputs can be shown: one or three channels, and more than one pixel a side; maps must be flat."""
     flat = "map" not in columns or columns["map"].ndim == 3
-    if not isinstance(raw, Tensor) or "dispute" not in columns or not flat:
+    if not isinstance(raw, Tensor) or raw.ndim != 4 or "dispute" not in columns or not flat:
         return False
-    numbers = raw.dtype == torch.uint8 or raw.is_floating_point()
-    return numbers and raw.ndim == 4 and raw.shape[1] in (1, 3) and min(raw.shape[2:]) > 1
+    return (raw.dtype == torch.uint8 or raw.is_floating_point()) and raw.shape[1] in (1, 3) and min(raw.shape[2:]) > 1
 
 
 def _with_maps(images: Tensor, maps: Tensor) -> Tensor:
@@ -168,22 +166,12 @@ def _scaled(image: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sample:
-    """What was kept of a set: columns, on the CPU, of it and of its corrupted copies, a hash of its inputs, and the gallery's images.
-
-    `range` is the lowest and the highest number in the first batch of inputs.
-    """
+    """What was kept of a set: columns, on the CPU, of it and of its corrupted copies, and the gallery's images."""
 
     info: SetInfo
     columns: Columns
-    inputs: str
-    range: tuple[float, float]
     disputed: list[Disputed]
     corrupted: Mapping[Cell, Columns]
-
-    @property
-    def name(self) -> str:
-        """Name of the set."""
-        return self.info.name
 
 
 # Outputs of a batch, which of them are finite, `(members, batch)`, and the columns.
@@ -194,8 +182,8 @@ Read: TypeAlias = tuple[Tensor, Tensor, Columns]
 class Reader:
     """Runs the ensemble, in evaluation mode and at its `place`, over sets.
 
-    The first batch tells whether outputs have positions, and their `shape`, members and outputs, which every other must have too. `known`
-    are outputs of the known inputs, for the diagnosis of the members.
+    The first batch, of known inputs, tells whether outputs have positions, and their `shape`, members and outputs, which every other
+    must have too. `known` are outputs of the known inputs, for the diagnosis of the members.
     """
 
     members: Members
@@ -203,10 +191,13 @@ class Reader:
     transform: Callable[[Any], Any] | None
     batch_size: int
     place: torch.device
+    corruptor: Corruptor
     class_names: tuple[str, ...] = ()
     shape: tuple[int, int] | None = field(default=None, init=False)
     known: OutputSample = field(default_factory=OutputSample, init=False)
     _programs: dict[bool, Captured[Read]] = field(default_factory=dict, init=False)
+    _hashes: dict[str, str] = field(default_factory=dict, init=False)
+    _range: tuple[float, float] | None = field(default=None, init=False)
 
     def check(self, sets: Iterable[NamedSet]) -> None:
         """Refuse sets of another backbone's features, before any is read."""
@@ -216,18 +207,19 @@ class Reader:
             except ValueError as problem:
                 raise ValueError(f"Set {part.name!r} cannot be read: {problem}") from None
 
-    def read(self, part: NamedSet, corruptor: Corruptor) -> Sample:
-        """Predict each input of a set once, and each of its corrupted copies; return what numbers need."""
-        kept = _Kept()
-        corrupted = {cell: _Kept() for cell in corruptor.cells}
-        fingerprint, gallery, start = Fingerprint(), Gallery(part.name), 0
-        targets, span = Fingerprint(), (nan, nan)
-        program = self._program(part)
-        batches = num_batches(part.data, self.batch_size)
-        program.expect(None if batches is None else batches * (1 + len(corruptor.cells)))
+    def read(self, part: NamedSet) -> Sample:
+        """Predict each input of a set once, and of the known one each corrupted copy; return what numbers need.
+
+        A set that came before under another name is refused, and pixels on another scale are warned of.
+        """
+        cells = self.corruptor.cells if part.kind == "id" else ()
+        kept, corrupted = _Kept(), {cell: _Kept() for cell in cells}
+        fingerprint, targets, gallery = Fingerprint(), Fingerprint(), Gallery(part.name)
+        program, batches = self._program(part), num_batches(part.data, self.batch_size)
+        program.expect(None if batches is None else batches * (1 + len(cells)))
+        start, span = 0, (nan, nan)
         for x, y in part.batches(self.batch_size):
-            raw = x.to(self.place)
-            plain = None
+            raw, plain = x.to(self.place), None
             if y is not None:
                 # The same targets in numbers of another width are the same.
                 plain = y.float() if y.is_floating_point() else y.long()
@@ -236,20 +228,20 @@ class Reader:
             columns = self._columns(program, raw, y, part.name, start)
             gallery.add(raw, columns, y)
             kept.add(columns)
-            for cell, copy in corruptor.copies(raw, y, start):
+            for cell, copy in self.corruptor.copies(raw, y, start) if cells else ():
                 columns = self._columns(program, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start)
                 corrupted[cell].add(columns)
-            if start == 0:
-                span = value_range(raw)
+            span = value_range(raw) if start == 0 else span
             start += len(x)
+        check_not_twice(part.name, fingerprint.inputs(), self._hashes)
+        self._range = self._range or span
+        warn_of_ranges(ID, self._range, part.name, span)
         hashed = "" if part.kind == "ood" else targets.inputs()
         return Sample(
-            info=SetInfo(part.name, part.kind, start, fingerprint.whole(), hashed),
-            columns=kept.columns(),
-            inputs=fingerprint.inputs(),
-            range=span,
-            disputed=[*gallery.best[True], *gallery.best[False]],
-            corrupted={cell: parts.columns() for cell, parts in corrupted.items()},
+            SetInfo(part.name, part.kind, start, fingerprint.whole(), hashed),
+            kept.columns(),
+            [*gallery.best[True], *gallery.best[False]],
+            {cell: parts.columns() for cell, parts in corrupted.items()},
         )
 
     def _program(self, part: NamedSet) -> Captured[Read]:
@@ -287,11 +279,9 @@ class Reader:
             self._keep(outputs, targets, start)
         # Asked last: on a GPU the answer waits for all that was queued.
         if not bool(usable.all()):
-            row = int((~usable.all(0)).nonzero()[0])
-            member = int((~usable[:, row]).nonzero()[0])
+            row, member = (~usable).T.nonzero()[0].tolist()
             raise ValueError(
-                f"Outputs on set {name!r} must be finite; row {start + row} of member {member} is not. Leave such rows "
-                "out, or train that member again."
+                f"Outputs on set {name!r} must be finite; row {start + row} of member {member} is not. Leave rows out, or train it again."
             )
         return columns
 
@@ -299,13 +289,17 @@ class Reader:
         """Learn from the first batch, of known inputs, what outputs look like."""
         if outputs.ndim > 3:
             self.task = Dense.of(self.task, outputs, targets)
+        if self.corruptor.cells and not isinstance(self.task, Classification):
+            raise ValueError(
+                f"`corruptions` are for classifiers of images, one class each; the loss is {self.task.loss!r}. Leave them out."
+            )
         self.task.check(outputs)
         width = self.task.size if isinstance(self.task, Dense) else outputs.shape[-1]
         num_outputs = self.task.num_outputs(width)
         if self.class_names and len(self.class_names) != num_outputs:
             raise ValueError(
-                f"`class_names` must name each of the {num_outputs} outputs, in their order; got {len(self.class_names)} "
-                f"names: {', '.join(self.class_names)}. Where it is not given, it is what the known data holds."
+                f"`class_names` must name each of the {num_outputs} outputs, in their order; got {len(self.class_names)} names: "
+                f"{', '.join(self.class_names)}. Where it is not given, it is what the known data holds."
             )
         self.shape = (len(outputs), width)
         if targets is not None:
@@ -318,8 +312,7 @@ class Reader:
             self.task.check(outputs)
         elif tuple(outputs.shape) != wanted:
             raise ValueError(
-                f"Outputs on set {name!r} must be shaped {wanted}, (members, batch, outputs) as before; got "
-                f"{tuple(outputs.shape)}."
+                f"Outputs on set {name!r} must be shaped {wanted}, (members, batch, outputs) as before; got {tuple(outputs.shape)}."
             )
 
     def _keep(self, outputs: Tensor, targets: Tensor, start: int) -> None:
@@ -371,6 +364,6 @@ def _named(name: str, raw: Batch) -> Iterator[None]:
         raise
     except RuntimeError as problem:
         raise ValueError(
-            f"Members cannot read set {name!r}, whose inputs are {describe(raw)}: {problem}. Give inputs as in "
-            "training, or a `transform` that makes them so."
+            f"Members cannot read set {name!r}, whose inputs are {describe(raw)}: {problem}. Give inputs as in training, or a "
+            "`transform` that makes them so."
         ) from problem

@@ -55,9 +55,8 @@ def _cell(result: Evaluation, metric: str, name: str, **about: Any) -> str:
     number = find(result.numbers, metric, name, **about)
     if number is None:
         return "–"
-    if number.low is None or number.high is None:
-        return short(number.value)
-    return f"{short(number.value)} [{short(number.low)}, {short(number.high)}]"
+    interval = "" if number.low is None or number.high is None else f" [{short(number.low)}, {short(number.high)}]"
+    return short(number.value) + interval
 
 
 def short(value: float) -> str:
@@ -95,21 +94,16 @@ def title_with_unit(name: str, target: str) -> str:
 
 def prediction_table(results: Sequence[Evaluation]) -> Cells:
     """Return how good predictions are, set by set and run by run."""
-    metrics = _measured(results)
+    found = {number.metric for result in results for number in result.numbers}
+    metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
     rows = [
         [result.name, _name_of_set(name), *(_cell(result, metric, name) for metric in metrics)]
         for result in results
         for name in _sets_but(result, "ood")
     ]
-    targets = {result.target for result in results}
-    unit = targets.pop() if len(targets) == 1 else ""
+    unit = results[0].target if len({result.target for result in results}) == 1 else ""
     heads = ["run", "set", *(title_with_unit(name, unit) for name in metrics)]
     return (heads, rows) if len(results) > 1 else (heads[1:], [row[1:] for row in rows])
-
-
-def _measured(results: Sequence[Evaluation]) -> list[str]:
-    found = {number.metric for result in results for number in result.numbers}
-    return [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
 
 
 def detection_table(result: Evaluation) -> Cells:
@@ -132,23 +126,26 @@ def _sets_but(result: Evaluation, kind: str) -> list[str]:
 
 def severity_table(result: Evaluation, score: str) -> Cells:
     """Return accuracy, calibration and AUROC of one score at each severity, averaged over corruptions."""
-    metrics = ("accuracy", "nll", "ece", "smooth_ece")
-    rows = []
-    for level in severities(result):
-        row = [_cell(result, metric, ALL_CORRUPTIONS, severity=level) for metric in metrics]
-        rows.append([str(level), *row, _cell(result, "auroc", ALL_CORRUPTIONS, score=score, severity=level)])
-    return ["severity", *map(title_of, metrics), f"AUROC of {title_of(score)}"], rows
+    columns = {title_of(metric): (metric, None) for metric in ("accuracy", "nll", "ece", "smooth_ece")}
+    columns |= {f"AUROC of {title_of(score)}": ("auroc", score)}
+    rows = [
+        [
+            str(level),
+            *(_cell(result, metric, ALL_CORRUPTIONS, score=of, severity=level) for metric, of in columns.values()),
+        ]
+        for level in severities(result)
+    ]
+    return ["severity", *columns], rows
 
 
 def corruption_table(results: Sequence[Evaluation], severity: int) -> Cells:
     """Return accuracies of every corruption at one severity, run by run."""
-    names = list(dict.fromkeys(n.set for result in results for n in result.numbers if n.kind == "corruption"))
+    names = dict.fromkeys(n.set for result in results for n in result.numbers if n.kind == "corruption")
     rows = [
         [name.replace("_", " "), *(_cell(result, "accuracy", name, severity=severity) for result in results)]
         for name in names
     ]
-    heads = [result.name for result in results] if len(results) > 1 else ["accuracy"]
-    return ["corruption", *heads], rows
+    return ["corruption", *([result.name for result in results] if len(results) > 1 else ["accuracy"])], rows
 
 
 def label_table(results: Sequence[Evaluation], name: str = ID) -> Cells:
@@ -195,12 +192,14 @@ def severities(result: Evaluation) -> list[int]:
 
 def as_text(result: Evaluation) -> str:
     """Return the main tables of an evaluation as text."""
-    parts = [f"{result.name}: {_summary(result)}", text_table(*prediction_table([result]))]
+    members = f"{result.num_members} member" + ("s" if result.num_members > 1 else "")
+    sizes = ", ".join(f"{part.name} {part.size}" for part in result.sets)
+    intervals = "; in brackets: 95 % intervals" if result.bootstrap else ""
+    parts = [f"{result.name}: {members}; inputs: {sizes}{intervals}", text_table(*prediction_table([result]))]
     if detection_sets(result):
         parts.append(text_table(*detection_table(result)))
     if severities(result):
-        usual = "total_entropy"
-        score = usual if usual in result.score_names else result.score_names[0]
+        score = "total_entropy" if "total_entropy" in result.score_names else result.score_names[0]
         parts.append(text_table(*severity_table(result, score)))
     return "\n\n".join(parts)
 
@@ -213,12 +212,6 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([texts[0], "  ".join("-" * width for width in widths), *texts[1:]])
 
 
-def _summary(result: Evaluation) -> str:
-    members = f"{result.num_members} member" + ("s" if result.num_members > 1 else "")
-    sizes = ", ".join(f"{part.name} {part.size}" for part in result.sets)
-    return f"{members}; inputs: {sizes}" + ("; in brackets: 95 % intervals" if result.bootstrap else "")
-
-
 def _name_of_set(name: str) -> str:
     return "mean over corruptions" if name == ALL_CORRUPTIONS else name
 
@@ -227,7 +220,7 @@ def _name_of_group(result: Evaluation, name: str) -> str:
     if name not in result.groups:
         return _name_of_set(name)
     size = len(result.groups[name])
-    return f"{name} (mean of {size})" if size > 1 else f"{name} (1 set)"
+    return f"{name} ({f'mean of {size}' if size > 1 else '1 set'})"
 
 
 def _in_comparison(one: Difference, score: str | None) -> bool:

@@ -11,7 +11,7 @@ from dissensus.evaluation.results import ID
 from dissensus.evaluation.tables import short, title_of, title_with_unit
 from dissensus.html import Headline, Section, write_page
 from dissensus.reporting.diagnosis import Runs
-from dissensus.reporting.sections import SECTIONS, TASKS, best_score, mean_auroc, told_apart
+from dissensus.reporting.sections import TASKS, best_score, mean_auroc, sections_of, told_apart
 
 __all__ = ["report"]
 
@@ -29,7 +29,7 @@ def report(
         results: What `evaluate` returned; several must be of one task. The first is what others are compared with.
         path: The file to write.
         title: Title of the page; by default what is predicted, and from what data.
-        score: The uncertainty score of curves and trade-offs; total entropy (or variance) by default. Tables have all.
+        score: The uncertainty score of curves; total entropy (or variance) by default. Tables have all.
 
     Returns:
         The path of the page.
@@ -80,12 +80,11 @@ def _main_score(runs: Sequence[Evaluation], asked: str | None) -> str:
 
 def write_report(path: Path | str, title: str, runs: Runs, score: str, *, first: Sequence[Section] = ()) -> Path:
     """Write the page: sections of the caller's, then every section that there is data for."""
-    found = [section for make in SECTIONS if (section := make(runs, score)) is not None]
     several = len(runs) > 1
     return write_page(
         path,
         title,
-        [*first, *found],
+        [*first, *sections_of(runs, score)],
         " ".join(_sentence(run, score, several=several) for run in runs),
         subtitle=_subtitle(runs),
         headlines=_headlines(runs, score),

@@ -26,39 +26,31 @@ _METRICS = {
 }
 
 
-def collusion(runs: Runs, score: str) -> Section | None:
+def collusion(runs: Runs, score: str) -> Iterator[Block]:
     """Whether the members of each run know different things, or only cancel each other."""
-    found = {run.name: run.diagnosis for run in runs if run.diagnosis is not None}
-    return _section(found) if found else None
+    return _blocks({run.name: run.diagnosis for run in runs if run.diagnosis is not None})
 
 
 def write_diagnosis(finding: Finding, path: Path | str, title: str = "Diagnosis of an ensemble") -> Path:
     """Write a page about one finding."""
-    return write_page(path, title, [_section({title: finding})])
+    return write_page(path, title, [Section("Do members collude?", *_blocks({title: finding}))])
 
 
-def _section(findings: Mapping[str, Finding]) -> Section:
-    """Return verdict, numbers and pictures of each finding, by its name."""
-    blocks: list[Block] = []
+def _blocks(findings: Mapping[str, Finding]) -> Iterator[Block]:
+    """Yield verdict, numbers and pictures of each finding, by its name."""
+    yield Text(
+        "Averaging helps because members err differently. That difference is worth having where each member is good by "
+        "itself; members that were trained together may instead shift their answers in opposite directions, which cancel "
+        "in the average and say nothing about the input. Then the ensemble looks diverse, and falls when a member is "
+        "missing."
+    )
     for title, finding in findings.items():
         name = title if len(findings) > 1 else ""
+        yield Text((f"{name}: " if name else "") + verdict(finding))
         caption = f"Numbers behind the verdict{f' on {name}' if name else ''}"
-        blocks += [
-            Text((f"{name}: " if name else "") + verdict(finding)),
-            Table(["quantity", "value", "how to read it"], readings(finding), caption),
-            Text(advice(finding).replace("`", "")),
-            *_pictures(finding, name),
-        ]
-    return Section(
-        "Do members collude?",
-        Text(
-            "Averaging helps because members err differently. That difference is worth having where each member is good by "
-            "itself; members that were trained together may instead shift their answers in opposite directions, which cancel "
-            "in the average and say nothing about the input. Then the ensemble looks diverse, and falls when a member is "
-            "missing."
-        ),
-        *blocks,
-    )
+        yield Table(["quantity", "value", "how to read it"], readings(finding), caption)
+        yield Text(advice(finding).replace("`", ""))
+        yield from _pictures(finding, name)
 
 
 def _pictures(finding: Finding, name: str) -> Iterator[Picture]:

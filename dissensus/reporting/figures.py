@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import ceil, cos, pi
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,22 +163,18 @@ def votes_sheet(items: Sequence[Disputed], class_names: Sequence[str]) -> "Figur
     """Draw pictures in rows of three, each with what it is, what the ensemble says, and what the members say."""
     from matplotlib.figure import Figure
 
-    rows = ceil(len(items) / _PICTURES_A_ROW)
-    cell_width, cell_height, side = 1.5, 2.3, 1.36
-    width, height = cell_width * _PICTURES_A_ROW, cell_height * rows
-    figure = Figure(figsize=(width, height))
-    for place, item in enumerate(items):
-        left, top = place % _PICTURES_A_ROW * cell_width, height - place // _PICTURES_A_ROW * cell_height
-        margin = (cell_width - side) / 2
-        ax = figure.add_axes(((left + margin) / width, (top - margin - side) / height, side / width, side / height))
+    rows, look = ceil(len(items) / _PICTURES_A_ROW), {"ha": "center", "va": "top", "fontsize": 8}
+    figure = Figure(figsize=(1.5 * _PICTURES_A_ROW, 2.3 * rows))
+    # Under each picture there is room for its lines.
+    figure.subplots_adjust(0.016, 0.378 / rows, 0.984, 1 - 0.03 / rows, wspace=0.1, hspace=0.69)
+    for place, item in enumerate(items, start=1):
+        ax = figure.add_subplot(rows, _PICTURES_A_ROW, place)
+        ax.set_axis_off()
         image = item.image.transpose(1, 2, 0)
         ax.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=255)
-        ax.set_axis_off()
-        middle, line = (left + cell_width / 2) / width, top - margin - side - 0.05
         for number, text in enumerate(votes_lines(item, class_names)):
             weight = "bold" if number == 1 else "normal"
-            y = (line - 0.145 * number) / height
-            figure.text(middle, y, text, ha="center", va="top", fontsize=8, weight=weight)
+            ax.text(0.5, -0.04 - 0.107 * number, text, transform=ax.transAxes, weight=weight, **look)
     return figure
 
 
@@ -205,38 +201,3 @@ def _wrapped(words: Sequence[str]) -> list[str]:
 def _name(index: int, class_names: Sequence[str]) -> str:
     name = class_names[index] if class_names else str(index)
     return name if len(name) <= _LETTERS_A_LINE else name[: _LETTERS_A_LINE - 1] + "…"
-
-
-def radar(runs: Mapping[str, Mapping[str, float]]) -> "Figure":
-    """Draw several good-when-large numbers of each run as a polygon; all share one scale."""
-    from matplotlib.figure import Figure
-
-    axes = list(next(iter(runs.values())))
-    figure = Figure(figsize=(5.0, 3.9))
-    ax = figure.add_axes((0.22, 0.16, 0.56, 0.7), projection="polar")
-    # The first axis points up, the others follow clockwise.
-    angles = [(pi / 2 - 2 * pi * place / len(axes)) % (2 * pi) for place in range(len(axes))]
-    for place, (name, values) in enumerate(runs.items()):
-        heights = [values[axis] for axis in axes]
-        look = style(place)
-        closed = ([*angles, angles[0]], [*heights, heights[0]])
-        ax.plot(*closed, marker="o", markersize=4, linewidth=1.6, label=name, **look)
-        ax.fill(angles, heights, color=look["color"], alpha=0.08)
-    floor = radar_floor(runs)
-    ax.set_ylim(floor, 1.0)
-    ax.set_yticks([floor + (1 - floor) * step / 4 for step in range(1, 5)])
-    ax.yaxis.set_major_formatter("{x:.2f}")
-    ax.tick_params(axis="y", labelsize="x-small", labelcolor=NOTE_COLOUR)
-    ax.set_xticks(angles, axes, fontsize="small")
-    for label, angle in zip(ax.get_xticklabels(), angles, strict=True):
-        side = cos(angle)
-        label.set_horizontalalignment("center" if abs(side) < 0.2 else "left" if side > 0 else "right")
-    if len(runs) > 1:
-        figure.legend(frameon=False, fontsize="small", loc="lower center", ncols=min(3, len(runs)))
-    return figure
-
-
-def radar_floor(runs: Mapping[str, Mapping[str, float]]) -> float:
-    """Return where a radar's scale begins: a tenth or two below the smallest number, and not below 0."""
-    smallest = min(value for values in runs.values() for value in values.values())
-    return max(0.0, (int(smallest * 10) - 1) / 10)

@@ -1,17 +1,18 @@
-"""Evaluations in, the sections of a page out, in the order in which they stand on it; None where there is nothing to show."""
+"""Evaluations in, what stands in each section of a page out: how to read it, and tables and pictures, or nothing."""
 
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 from math import exp, floor, log, log10, sqrt
+from operator import attrgetter
 from statistics import fmean
 
 import torch
 
-from dissensus.evaluation import Disputed, Evaluation, Histogram, Number, Reliability, tables
+from dissensus.evaluation import Evaluation, Histogram, Number, Reliability, tables
 from dissensus.evaluation.comparison import BEST_HIGH, compare
-from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, MEMBER_METRICS, AlarmCheck, Examples, find
+from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, MEMBER_METRICS, AlarmCheck, Examples
 from dissensus.evaluation.tables import Cells, short, title_of, title_with_unit
 from dissensus.html import Block, Picture, Section, Table, Text
 from dissensus.plots import martingale_path, p_value_histogram
@@ -21,11 +22,12 @@ from dissensus.reporting.diagnosis import Runs, collusion
 
 @dataclass(frozen=True)
 class About:
-    """What a page shows of a task: score and numbers, parts of uncertainty, and how to read the main numbers."""
+    """What a page shows of a task: score and numbers, parts of uncertainty, what it claims, and how to read the main numbers."""
 
     score: str
     headlines: tuple[str, ...]
     parts: tuple[str, ...]
+    claims: str
     reading: str
 
 
@@ -36,6 +38,7 @@ TASKS: Mapping[str, About] = {
         "total_entropy",
         ("accuracy", "smooth_ece"),
         _ENTROPIES,
+        "confidence",
         "Accuracy should be high. NLL and Brier score judge the whole predicted distribution; ECE and smooth ECE "
         "are the average gap between confidence and accuracy; these four should be low. A mean member accuracy below the "
         "ensemble's is what averaging gains.",
@@ -44,6 +47,7 @@ TASKS: Mapping[str, About] = {
         "total_entropy",
         ("label_accuracy", "ece"),
         _ENTROPIES,
+        "confidence",
         "Average precision and AUROC say how well inputs with a label are ranked before those without, averaged over labels; "
         "label accuracy is the share of answers that are right, subset accuracy that of inputs with all of them right. These should be "
         "high; NLL, Brier score and ECE, averaged over answers, should be low.",
@@ -52,16 +56,22 @@ TASKS: Mapping[str, About] = {
         "total_variance",
         ("rmse", "coverage_90"),
         _VARIANCES,
+        "intervals",
         "RMSE is the typical error; NLL and CRPS judge the whole predicted distribution; these should be low. "
         "Intervals that claim 90 % should hold about 90 % of the targets.",
     ),
     "points": About(
-        "knowledge_variance", ("rmse", "mae"), _VARIANCES, "RMSE and MAE are typical errors and should be low."
+        "knowledge_variance",
+        ("rmse", "mae"),
+        _VARIANCES,
+        "confidence",
+        "RMSE and MAE are typical errors and should be low.",
     ),
     "own": About(
         "knowledge_variance",
         ("loss",),
         (),
+        "quantiles",
         "The loss is the one that the ensemble was trained by, of the members' mean output; it should be low.",
     ),
 }
@@ -69,26 +79,24 @@ TASKS: Mapping[str, About] = {
 _SHOWN_SCORES = ("total_entropy", "mutual_information", "predictive_diversity", "mean_energy")
 
 
-def main_numbers(runs: Runs, score: str) -> Section:
+# What a section holds: first how to read it, of which there is no use where nothing follows.
+Blocks = Iterator[Block]
+
+
+def main_numbers(runs: Runs, score: str) -> Blocks:
     """Metrics of the predictions on every labelled set, with intervals."""
-    table, marks = as_table(tables.prediction_table(runs), "Predictions on inputs with known answers"), ""
-    if len(runs) > 1:
-        table, marks = replace(table, best=_best_runs(table)), " The best value of each set is bold."
-    else:
-        table = replace(table, main=[number for number, row in enumerate(table.rows) if row[0] == ID])
-    brackets = (
-        " In brackets: 95 % intervals, within which the number would lie had other inputs of the same kind been drawn."
-        if all(run.bootstrap for run in runs)
-        else ""
+    table, reading = (
+        as_table(tables.prediction_table(runs), "Predictions on inputs with known answers"),
+        TASKS[runs[0].task].reading,
     )
-    return Section("Main numbers", Text(TASKS[runs[0].task].reading + brackets + marks), table)
-
-
-def _section(title: str, reading: str | Sequence[str], blocks: Iterable[Block]) -> Section | None:
-    """Return blocks under a text that says how to read them; None where there are no blocks."""
-    found = list(blocks)
-    texts = [reading] if isinstance(reading, str) else reading
-    return Section(title, Text(*texts), *found) if found else None
+    if all(run.bootstrap for run in runs):
+        reading += " In brackets: 95 % intervals, within which the number would lie had other inputs of the same kind been drawn."
+    if len(runs) > 1:
+        yield Text(f"{reading} The best value of each set is bold.")
+        yield replace(table, best=_best_runs(table))
+    else:
+        yield Text(reading)
+        yield replace(table, main=[number for number, row in enumerate(table.rows) if row[0] == ID])
 
 
 _LARGE_IS_GOOD = tuple(map(title_of, BEST_HIGH))
@@ -117,15 +125,14 @@ def best_cells(table: Table, rows: Iterable[int], column: int, *, large: bool) -
     return [(row, column) for row, value in values.items() if value == best]
 
 
-def differences(runs: Runs, score: str) -> Section | None:
+def differences(runs: Runs, score: str) -> Blocks:
     """What further runs gain or lose against the first, with paired intervals."""
-    found: list[Table] = []
-    refused: list[Text] = []
+    found: list[Block] = []
     for other in runs[1:]:
         try:
             pair = compare(runs[0], other)
         except ValueError as reason:
-            refused.append(Text(f"{other.name} is not compared with {runs[0].name}, input by input. {reason}"))
+            found.append(Text(f"{other.name} is not compared with {runs[0].name}, input by input. {reason}"))
             continue
         table = as_table(tables.comparison_table(pair, score), f"{pair.second} less {pair.first}")
         # Clear differences stand out.
@@ -135,83 +142,68 @@ def differences(runs: Runs, score: str) -> Section | None:
         "clearly better where the interval of the difference leaves out zero. Other training seeds are another "
         "matter: these intervals are about the choice of test inputs alone."
     )
-    return _section("Differences between runs", [reading] if found else [], [*found, *refused])
+    yield Text(reading) if any(isinstance(block, Table) for block in found) else Text()
+    yield from sorted(found, key=lambda block: isinstance(block, Text))
 
 
-def labels(runs: Runs, score: str) -> Section | None:
+def labels(runs: Runs, score: str) -> Blocks:
     """How well each of several labels is found, on every labelled set."""
-    shown = [part.name for part in runs[0].sets if part.kind != "ood" and runs[0].task == "labels"]
-    return _section(
-        "Label by label",
+    yield Text(
         "Average precision is that of a list of all inputs, those first that most probably have the label; guessing gives the share "
-        "of inputs that have it. A dash: all inputs have the label, or none.",
-        (as_table(tables.label_table(runs, name), f"Labels on {name}") for name in shown),
+        "of inputs that have it. A dash: all inputs have the label, or none."
     )
+    for part in runs[0].sets:
+        if part.kind != "ood" and runs[0].task == "labels":
+            yield as_table(tables.label_table(runs, part.name), f"Labels on {part.name}")
 
 
-def calibration(runs: Runs, score: str) -> Section | None:
+_CLAIMS = {
+    "confidence": "A dot says how often predictions of that confidence were right: on the dashed line confidence is honest, below it "
+    "the ensemble claims more than it knows, above it less. Dots over short grey bars rest on few inputs and wobble.",
+    "intervals": "An interval that claims some probability should hold that share of the targets: on the dashed line it does, "
+    "below it intervals are too narrow (overconfident), above it too wide.",
+    "quantiles": "Below a quantile should lie as many of the targets as its level says: on the dashed line they do.",
+}
+
+
+def calibration(runs: Runs, score: str) -> Blocks:
     """Confidence against accuracy, or claimed against observed coverage."""
-    if runs[0].task in ("density", "own"):
-        return _coverage(runs)
-    return _section(
-        "Can its confidence be believed?",
-        "A dot says how often predictions of that confidence were right: on the dashed line confidence is honest, below it "
-        "the ensemble claims more than it knows, above it less. Dots over short grey bars rest on few inputs and wobble.",
-        (
-            Picture(
-                figures.reliability_diagram(curve, run.name),
-                f"Confidence against accuracy of {run.name} on {curve.set}: {_claims(curve, '; ')}",
-            )
-            for run in runs
-            for curve in run.reliability
-        ),
-    )
+    claims = TASKS[runs[0].task].claims
+    yield Text(_CLAIMS[claims])
+    if claims == "confidence":
+        for run in runs:
+            for curve in run.reliability:
+                alt = f"Confidence against accuracy of {run.name} on {curve.set}: {_claimed(curve, '; ')}"
+                yield Picture(figures.reliability_diagram(curve, run.name), alt)
+        return
+    for name in dict.fromkeys(curve.set for run in runs for curve in run.reliability):
+        curves = {run.name: curve for run in runs for curve in run.reliability if curve.set == name}
+        listed = "; ".join(f"{run}: {_claimed(curve, ', ')}" for run, curve in curves.items())
+        figure = figures.coverage_diagram(curves, name, quantiles=claims == "quantiles")
+        yield Picture(figure, f"Claimed against observed coverage on {name}. {listed}.")
 
 
-def _claims(curve: Reliability, between: str) -> str:
+def _claimed(curve: Reliability, between: str) -> str:
     """Return what was claimed and what came true as text."""
     return between.join(f"{c:.2f} to {o:.2f}" for c, o in zip(curve.claimed, curve.observed, strict=True))
 
 
-def _coverage(runs: Runs) -> Section | None:
-    by_set: dict[str, dict[str, Reliability]] = {}
-    for run in runs:
-        for curve in run.reliability:
-            by_set.setdefault(curve.set, {})[run.name] = curve
-    quantiles = runs[0].task == "own"
-    reading = (
-        "An interval that claims some probability should hold that share of the targets: on the dashed line it does, "
-        "below it intervals are too narrow (overconfident), above it too wide."
-    )
-    if quantiles:
-        reading = "Below a quantile should lie as many of the targets as its level says: on the dashed line they do."
-    pictures = []
-    for name, curves in by_set.items():
-        listed = "; ".join(f"{run}: {_claims(curve, ', ')}" for run, curve in curves.items())
-        figure = figures.coverage_diagram(curves, name, quantiles=quantiles)
-        pictures.append(Picture(figure, f"Claimed against observed coverage on {name}. {listed}."))
-    return _section(f"Can its {'quantiles' if quantiles else 'intervals'} be believed?", reading, pictures)
-
-
-def detection(runs: Runs, score: str) -> Section | None:
+def detection(runs: Runs, score: str) -> Blocks:
     """How well scores tell unknown from known inputs: tables, histograms and ROC curves."""
-    if not any(tables.detection_sets(run) for run in runs):
-        return None
-    return Section(
-        "Telling known from unknown",
-        Text(
-            "A score is high where the ensemble is unsure. AUROC is the chance that an unknown input scores higher than "
-            "a known one: 1 tells them apart, 0.5 is chance, below 0.5 the score points the wrong way. FPR is the share "
-            "of false alarms at a threshold that catches 95 %. Averages over groups and corruptions are means of the "
-            "single values. Rows on colour are the default score and the one that is best on average here; the best of each "
-            "column is bold. To take the best row is to choose on the test: expect a little less elsewhere.",
-            "In the histograms, the less known and unknown inputs overlap, the better. A ROC curve shows every "
-            "threshold: the closer to the upper left corner, the better.",
-        ),
-        *(table for run in runs for table in _detection_tables(run, score, _of(run, runs))),
-        *_histograms(runs, score),
-        *_rocs(runs, score),
+    yield Text(
+        "A score is high where the ensemble is unsure. AUROC is the chance that an unknown input scores higher than "
+        "a known one: 1 tells them apart, 0.5 is chance, below 0.5 the score points the wrong way. FPR is the share "
+        "of false alarms at a threshold that catches 95 %. Averages over groups and corruptions are means of the "
+        "single values. Rows on colour are the default score and the one that is best on average here; the best of each "
+        "column is bold. To take the best row is to choose on the test: expect a little less elsewhere.",
+        "In the histograms, the less known and unknown inputs overlap, the better. A ROC curve shows every "
+        "threshold: the closer to the upper left corner, the better.",
     )
+    if any(tables.detection_sets(run) for run in runs):
+        for run in runs:
+            yield from _detection_tables(run, score, _of(run, runs))
+        yield from _histograms(runs, score)
+        yield from _rocs(runs, score)
 
 
 def _of(run: Evaluation, runs: Runs) -> str:
@@ -219,13 +211,12 @@ def _of(run: Evaluation, runs: Runs) -> str:
     return f" of {run.name}" if len(runs) > 1 else ""
 
 
-def _detection_tables(run: Evaluation, score: str, of_run: str) -> list[Table]:
+def _detection_tables(run: Evaluation, score: str, of_run: str) -> Blocks:
     told = as_table(tables.detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs")
     rows, columns = range(len(told.rows)), range(1, len(told.columns))
     best = [cell for column in columns for cell in best_cells(told, rows, column, large=True)]
-    main = {run.score_names.index(name) for name in (score, best_score(run)) if name in run.score_names}
-    others = as_table(tables.metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}")
-    return [replace(told, best=best, main=main), others]
+    yield replace(told, best=best, main={run.score_names.index(name) for name in (score, best_score(run))})
+    yield as_table(tables.metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}")
 
 
 def told_apart(run: Evaluation) -> list[str]:
@@ -254,12 +245,16 @@ def _shown_scores(runs: Runs, score: str) -> list[str]:
     return list(dict.fromkeys([score, *shared]))
 
 
-def _histograms(runs: Runs, score: str) -> Iterable[Picture]:
+def _histograms(runs: Runs, score: str) -> Blocks:
     several = len(runs) > 1
     for name in _shown_scores(runs, score)[: 2 if several else None]:
-        by_run = {run.name: _histograms_of(run, name) for run in runs}
+        by_run = {run.name: [part for part in run.histograms if part.score == name] for run in runs}
+        label = title_of(name)
+        if name.endswith("_variance"):
+            # Standard deviations are in units of the target.
+            label = _deviation(name, runs[0].target)
+            by_run = {run: [_rooted(part) for part in parts] for run, parts in by_run.items()}
         axis = figures.common_axis([part for parts in by_run.values() for part in parts])
-        label = _deviation(name, runs[0].target) if name.endswith("_variance") else title_of(name)
         for run, parts in by_run.items():
             yield Picture(
                 figures.score_histogram(parts, label, run if several else "", axis),
@@ -267,55 +262,46 @@ def _histograms(runs: Runs, score: str) -> Iterable[Picture]:
             )
 
 
-def _histograms_of(run: Evaluation, score: str) -> list[Histogram]:
-    """Return a score's histograms; those of variances as ones of standard deviations, which are in units of the target."""
-    parts = [part for part in run.histograms if part.score == score]
-    if not score.endswith("_variance"):
-        return parts
-    return [replace(part, edges=tuple(sqrt(max(0.0, edge)) for edge in part.edges)) for part in parts]
+def _rooted(part: Histogram) -> Histogram:
+    return replace(part, edges=tuple(sqrt(max(0.0, edge)) for edge in part.edges))
 
 
 def _deviation(score: str, target: str) -> str:
     return title_of(score).replace("variance", "standard deviation") + (f" ({target})" if target else "")
 
 
-def _rocs(runs: Runs, score: str) -> Iterable[Picture]:
+def _rocs(runs: Runs, score: str) -> Blocks:
     curves = {(run.name, roc.set, roc.score): roc for run in runs for roc in run.rocs}
     for name in dict.fromkeys(roc.set for roc in curves.values()):
         if len(runs) > 1:
-            lines = {run.name: (run.name, name, score) for run in runs}
-            title = f"{name}, by {title_of(score)}"
+            title, lines = f"{name}, by {title_of(score)}", {run.name: (run.name, name, score) for run in runs}
         else:
-            lines = {title_of(other): (runs[0].name, name, other) for other in _shown_scores(runs, score)}
-            title = name
+            title, lines = name, {title_of(own): (runs[0].name, name, own) for own in _shown_scores(runs, score)}
         shown = {label: curves[key] for label, key in lines.items() if key in curves}
         yield Picture(figures.roc_diagram(shown, title), f"ROC curves for {title}: {', '.join(shown)}.")
 
 
-def under_corruption(runs: Runs, score: str) -> Section | None:
+def under_corruption(runs: Runs, score: str) -> Blocks:
     """Accuracy, calibration and AUROC as images are corrupted more and more."""
-    corrupted = [run for run in runs if tables.severities(run)]
-    if not corrupted:
-        return None
-    worst = max(tables.severities(corrupted[0]))
-    curves = {
-        "accuracy": {run.name: _by_severity(run, "accuracy", None) for run in corrupted},
-        "smooth ECE": {run.name: _by_severity(run, "smooth_ece", None) for run in corrupted},
-        f"AUROC of {title_of(score)}": {run.name: _by_severity(run, "auroc", score) for run in corrupted},
-    }
-    return Section(
-        "Under corruption",
-        Text(
-            "The same images, corrupted ever more strongly. Accuracy will fall; calibration error should not rise with it, "
-            "and AUROC, corrupted against clean, should: an ensemble that knows what it does not know grows unsure as it "
-            "grows wrong. Every value is the mean over the corruptions, computed for each of them alone."
-        ),
-        *(
-            Picture(figures.severity_curves(lines, label), f"{label} against severity. {_listed(lines)}")
-            for label, lines in curves.items()
-        ),
-        as_table(tables.corruption_table(corrupted, worst), f"Accuracy under each corruption at severity {worst}"),
+    yield Text(
+        "The same images, corrupted ever more strongly. Accuracy will fall; calibration error should not rise with it, "
+        "and AUROC, corrupted against clean, should: an ensemble that knows what it does not know grows unsure as it "
+        "grows wrong. Every value is the mean over the corruptions, computed for each of them alone."
     )
+    corrupted = [run for run in runs if tables.severities(run)]
+    shown = {
+        "accuracy": ("accuracy", None),
+        "smooth ECE": ("smooth_ece", None),
+        f"AUROC of {title_of(score)}": ("auroc", score),
+    }
+    for label, what in shown.items() if corrupted else ():
+        lines = {run.name: _by_severity(run, *what) for run in corrupted}
+        values = {run: ", ".join(f"{level}: {n.value:.3f}" for level, n in own.items()) for run, own in lines.items()}
+        listed = " ".join(f"{run}: {own}." for run, own in values.items())
+        yield Picture(figures.severity_curves(lines, label), f"{label} against severity. {listed}")
+    if corrupted:
+        worst = max(tables.severities(corrupted[0]))
+        yield as_table(tables.corruption_table(corrupted, worst), f"Accuracy under each corruption at severity {worst}")
 
 
 def _by_severity(run: Evaluation, metric: str, score: str | None) -> dict[int, Number]:
@@ -327,67 +313,64 @@ def _by_severity(run: Evaluation, metric: str, score: str | None) -> dict[int, N
     }
 
 
-def _listed(lines: dict[str, dict[int, Number]]) -> str:
-    texts = {name: [f"{level}: {n.value:.3f}" for level, n in numbers.items()] for name, numbers in lines.items()}
-    return " ".join(f"{name}: {', '.join(own)}." for name, own in texts.items())
-
-
-def decomposition(runs: Runs, score: str) -> Section | None:
+def decomposition(runs: Runs, score: str) -> Blocks:
     """Data and knowledge uncertainty of every set."""
     parts = TASKS[runs[0].task].parts
-    shown = [run for run in runs if parts and set(parts) <= set(run.score_names)]
     classes = parts == _ENTROPIES
     split = " A bar is as long as the standard deviation of a prediction, root of the mean variance, and is split as the variance is."
-    return _section(
-        "How uncertain it is, and why",
+    yield Text(
         "Total uncertainty has two parts: data uncertainty, which each member has by itself (noise, ambiguity), and "
         "knowledge uncertainty, what members disagree about (too little was learned there). Knowledge uncertainty "
-        "should be small on known inputs and larger on unknown ones." + ("" if classes else split),
-        (_uncertainty_bars(run, parts, classes, run.name if len(runs) > 1 else "") for run in shown),
+        "should be small on known inputs and larger on unknown ones." + ("" if classes else split)
     )
-
-
-def _uncertainty_bars(run: Evaluation, parts: Sequence[str], classes: bool, title: str) -> Picture:
-    places: list[tuple[str, str, int | None]] = [(part.name, part.name, None) for part in run.sets]
-    places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in tables.severities(run)]
-    rows = {}
-    for label, name, level in places:
-        data, knowledge = (run.number("mean", name, score=part, severity=level).value for part in parts)
-        # Parts of a variance as parts of its root, in the same proportion.
-        root = 1.0 if classes else sqrt(data + knowledge) or 1.0
-        rows[label] = {"data": data / root, "knowledge": knowledge / root}
-    texts = (f"{name}: data {short(own['data'])}, knowledge {short(own['knowledge'])}" for name, own in rows.items())
-    listed = "; ".join(texts)
-    unit = "nats" if classes else f"standard deviation, {run.target or 'in units of the target'}"
-    figure = figures.uncertainty_bars(rows, unit, title)
-    return Picture(figure, f"Data and knowledge uncertainty of {run.name}. {listed}.")
+    for run in runs:
+        if not parts or not set(parts) <= set(run.score_names):
+            continue
+        places: list[tuple[str, str, int | None]] = [(part.name, part.name, None) for part in run.sets]
+        places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in tables.severities(run)]
+        rows = {}
+        for label, name, level in places:
+            data, knowledge = (run.number("mean", name, score=part, severity=level).value for part in parts)
+            # Parts of a variance as parts of its root, in the same proportion.
+            root = 1.0 if classes else sqrt(data + knowledge) or 1.0
+            rows[label] = {"data": data / root, "knowledge": knowledge / root}
+        listed = "; ".join(
+            f"{row}: {', '.join(f'{part} {short(v)}' for part, v in own.items())}" for row, own in rows.items()
+        )
+        unit = "nats" if classes else f"standard deviation, {run.target or 'in units of the target'}"
+        figure = figures.uncertainty_bars(rows, unit, run.name if len(runs) > 1 else "")
+        yield Picture(figure, f"Data and knowledge uncertainty of {run.name}. {listed}.")
 
 
 # The stream of known inputs ever gets here with a probability of one in twenty or less, unless it changed.
 _THRESHOLD = 20.0
 
 
-def alarm(runs: Runs, score: str) -> Section | None:
+def alarm(runs: Runs, score: str) -> Blocks:
     """What the alarm promised and what it did, set by set."""
     found = {run.name: run.alarm for run in runs if run.alarm is not None}
-    if not found:
-        return None
-    sets = list(dict.fromkeys(name for check in found.values() for name in check.flagged))
-    columns = ["run", "score", "calibrated on", "allowed", *sets, "covered", "wanted"]
-    rows = [_alarm_row(name, check, sets) for name, check in found.items()]
-    return Section(
-        "The alarm",
-        Text(
-            "The alarm rings where an input is stranger than held-out ones: at most the allowed share of ordinary inputs (id) "
-            "ring, and the more of the unknown ones the better. Around the allowed rate the share scatters with the number of "
-            "inputs that the alarm was calibrated on and tested on. Covered is the share of known inputs whose prediction set, or "
-            "interval, holds the truth; it should be about what was wanted.",
-            "P-values of ordinary inputs are flat; those of inputs that the alarm can tell pile up at 0.",
-            *(_alarm_verdict(name, check, several=len(found) > 1) for name, check in found.items()),
-        ),
-        as_table((columns, rows), "Share of each set that raised the alarm, and coverage"),
-        *(picture for run in runs if run.alarm is not None for picture in _alarm_pictures(run, run.alarm)),
+    yield Text(
+        "The alarm rings where an input is stranger than held-out ones: at most the allowed share of ordinary inputs (id) "
+        "ring, and the more of the unknown ones the better. Around the allowed rate the share scatters with the number of "
+        "inputs that the alarm was calibrated on and tested on. Covered is the share of known inputs whose prediction set, or "
+        "interval, holds the truth; it should be about what was wanted.",
+        "P-values of ordinary inputs are flat; those of inputs that the alarm can tell pile up at 0.",
+        *(_alarm_verdict(check, f"{name}: " if len(found) > 1 else "") for name, check in found.items()),
     )
+    if found:
+        sets = list(dict.fromkeys(name for check in found.values() for name in check.flagged))
+        columns = ["run", "score", "calibrated on", "allowed", *sets, "covered", "wanted"]
+        rows = [_alarm_row(name, check, sets) for name, check in found.items()]
+        yield as_table((columns, rows), "Share of each set that raised the alarm, and coverage")
+    for name, check in found.items():
+        figure, ax = figures.panel(name)
+        p_value_histogram(check.p_values, ax, false_alarms=check.false_alarms)
+        shares = ", ".join(f"{one} {share:.3f}" for one, share in check.flagged.items())
+        yield Picture(figure, f"P-values of {name}. Share that raised the alarm: {shares}.")
+        figure, ax = figures.panel(f"{name}: drift")
+        martingale_path({"known inputs": check.drift}, ax, thresholds=(_THRESHOLD,))
+        last = exp(min(check.drift[-1], 50))
+        yield Picture(figure, f"Drift martingale of {name} over its known inputs; the last value is {last:.3g}.")
 
 
 def _alarm_row(name: str, check: AlarmCheck, sets: Iterable[str]) -> list[str]:
@@ -396,9 +379,8 @@ def _alarm_row(name: str, check: AlarmCheck, sets: Iterable[str]) -> list[str]:
     return [*head, *shares, f"{check.covered:.3f}", f"{check.coverage:g}"]
 
 
-def _alarm_verdict(name: str, check: AlarmCheck, *, several: bool) -> str:
+def _alarm_verdict(check: AlarmCheck, who: str) -> str:
     """Say whether the known inputs ring more often than they may, and whether their source seems to have changed."""
-    who = f"{name}: " if several else ""
     if check.false_alarms * (check.calibrated_on + 1) < 1 - 1e-9:
         return (
             f"{who}The alarm was calibrated on {check.calibrated_on} inputs, too few for a rate of {check.false_alarms:g}: "
@@ -415,79 +397,53 @@ def _alarm_verdict(name: str, check: AlarmCheck, *, several: bool) -> str:
     return text[0].upper() + text[1:]
 
 
-def _alarm_pictures(run: Evaluation, check: AlarmCheck) -> Iterable[Picture]:
-    figure, ax = figures.panel(run.name)
-    p_value_histogram(check.p_values, ax, false_alarms=check.false_alarms)
-    shares = ", ".join(f"{name} {share:.3f}" for name, share in check.flagged.items())
-    yield Picture(figure, f"P-values of {run.name}. Share that raised the alarm: {shares}.")
-    figure, ax = figures.panel(f"{run.name}: drift")
-    martingale_path({"known inputs": check.drift}, ax, thresholds=(_THRESHOLD,))
-    last = exp(min(check.drift[-1], 50))
-    yield Picture(figure, f"Drift martingale of {run.name} over its known inputs; the last value is {last:.3g}.")
-
-
-def members(runs: Runs, score: str) -> Section | None:
+def members(runs: Runs, score: str) -> Blocks:
     """Each member's accuracy or error beside the ensemble's."""
     metric = MEMBER_METRICS[runs[0].task]
-    pictures = [
-        _member_dots(run, part.name, metric, f"{run.name}, {part.name}" if len(runs) > 1 else part.name)
-        for run in runs
-        if run.num_members > 1
-        for part in run.sets
-        if part.kind != "ood"
-    ]
     side = "above" if metric in BEST_HIGH else "below"
     unit = " Errors are in units of the target." if metric == "rmse" else ""
-    return _section(
-        "Members and ensemble",
+    yield Text(
         f"Each dot is one member, the line is the ensemble, with their intervals. A line {side} most dots means that "
         "members make different mistakes, which averaging evens out; a dot far off is a member to look at. Rest the "
-        f"pointer on a dot to read it.{unit}",
-        pictures,
+        f"pointer on a dot to read it.{unit}"
     )
+    labelled = [(run, part.name) for run in runs for part in run.sets if run.num_members > 1 and part.kind != "ood"]
+    for run, part in labelled:
+        title = f"{run.name}, {part}" if len(runs) > 1 else part
+        own = [n for n in run.numbers if (n.metric, n.set) == (metric, part) and n.member is not None]
+        ensemble, listed = run.number(metric, part), ", ".join(short(number.value) for number in own)
+        figure = figures.member_dots(own, ensemble, title_with_unit(metric, run.target), title)
+        yield Picture(figure, f"{title_of(metric)} on {title}: members {listed}; ensemble {short(ensemble.value)}.")
 
 
-def _member_dots(run: Evaluation, name: str, metric: str, title: str) -> Picture:
-    own = [n for n in run.numbers if (n.metric, n.set) == (metric, name) and n.member is not None]
-    ensemble = run.number(metric, name)
-    listed = ", ".join(short(number.value) for number in own)
-    return Picture(
-        figures.member_dots(own, ensemble, title_with_unit(metric, run.target), title),
-        f"{title_of(metric)} on {title}: members {listed}; ensemble {short(ensemble.value)}.",
-    )
-
-
-def disputed_inputs(runs: Runs, score: str) -> Section | None:
+def disputed_inputs(runs: Runs, score: str) -> Blocks:
     """Pictures that members disagree about most and least, with their votes."""
-    shown: dict[tuple[str, str, bool], list[Disputed]] = {}
-    for run in runs:
-        for item in run.gallery:
-            shown.setdefault((run.name, item.set, item.most), []).append(item)
-    names, pictures = {run.name: run.class_names for run in runs}, []
-    for (run_name, part, most), items in shown.items():
-        caption = f"{'Most' if most else 'Least'} disputed of {part}" + (f", {run_name}" if len(runs) > 1 else "")
-        read = "; ".join(", ".join(figures.votes_lines(item, names[run_name])) for item in items)
-        sheet = figures.votes_sheet(items, names[run_name])
-        pictures.append(Picture(sheet, f"{caption}. Input by input: {read}.", caption))
-    return _section(
-        "Disputed inputs",
+    yield Text(
         "Inputs that members disagree about most, and least (by mutual information). Under each stand what it is, what the "
         "ensemble says (bold), and how many members vote for what. Disputed inputs are often ambiguous, mislabelled or unlike the "
         "training data; unknown inputs that nobody disputes are the dangerous ones. Where outputs have positions, the map stands "
-        "beside the picture: red where members disagree, each map on its own scale.",
-        pictures,
+        "beside the picture: red where members disagree, each map on its own scale."
     )
+    for run in runs:
+        for (part, most), group in groupby(run.gallery, key=attrgetter("set", "most")):
+            items, caption = (
+                list(group),
+                f"{'Most' if most else 'Least'} disputed of {part}" + (f", {run.name}" if len(runs) > 1 else ""),
+            )
+            read = "; ".join(", ".join(figures.votes_lines(item, run.class_names)) for item in items)
+            yield Picture(figures.votes_sheet(items, run.class_names), f"{caption}. Input by input: {read}.", caption)
 
 
-def single_inputs(runs: Runs, score: str) -> Section | None:
+def single_inputs(runs: Runs, score: str) -> Blocks:
     """The inputs that each run is least certain about, in a table that can be searched and sorted."""
     limit = 300 if len(runs) == 1 else 100
-    return _section(
-        "Input by input",
+    yield Text(
         "Every row is one input, numbered from 0 as in its set. Type to search, such as the name of a class or of a set; press a "
-        "heading to sort. What is wrong and certain is worth a look: an ensemble cannot warn of it.",
-        (_examples(run, limit, _of(run, runs)) for run in runs if run.examples),
+        "heading to sort. What is wrong and certain is worth a look: an ensemble cannot warn of it."
     )
+    for run in runs:
+        if run.examples:
+            yield _examples(run, limit, _of(run, runs))
 
 
 def _examples(run: Evaluation, limit: int, of_run: str) -> Table:
@@ -510,68 +466,41 @@ def _examples(run: Evaluation, limit: int, of_run: str) -> Table:
 
 
 def _class_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
-    predicted, truth = part.predicted[place], part.truth[place] if part.truth else None
-    right = None if truth is None else predicted == truth
     known = run.class_names or range(run.num_outputs)
-    names = [None if value is None else str(known[int(value)]) for value in (predicted, truth)]
-    own = (short(values[place]) for values in part.scores.values())
-    return [*names, right, f"{part.confidence[place]:.3f}", *own]
+    predicted, truth = (
+        str(known[int(part.predicted[place])]),
+        str(known[int(part.truth[place])]) if part.truth else None,
+    )
+    right = part.predicted[place] == part.truth[place] if part.truth else None
+    return [
+        predicted,
+        truth,
+        right,
+        f"{part.confidence[place]:.3f}",
+        *(short(own[place]) for own in part.scores.values()),
+    ]
 
 
 def _value_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
     predicted = part.predicted[place]
-    truth = part.truth[place] if part.truth else None
-    known = [None, None] if truth is None else [truth, predicted - truth]
+    known = [part.truth[place], predicted - part.truth[place]] if part.truth else [None, None]
     deviations = (sqrt(max(0.0, values[place])) for values in part.scores.values())
     # One number of decimals for a set: four digits of its largest prediction.
     size = max(map(abs, part.predicted))
     decimals = max(0, 3 - floor(log10(size))) if 1e-4 < size < 1e12 else None
-    texts = (None if value is None else _fixed(value, decimals) for value in [predicted, *known, *deviations])
-    return list(texts)
+    return [None if value is None else _fixed(value, decimals) for value in (predicted, *known, *deviations)]
 
 
 def _fixed(value: float, decimals: int | None) -> str:
     return short(value) if decimals is None else f"{value:,.{decimals}f}".replace(",", "\u202f")
 
 
-def trade_offs(runs: Runs, score: str) -> Section | None:
-    """Numbers that should all be large, run by run, on a radar."""
-    found = {run.name: _good_numbers(run, score) for run in runs}
-    shared = [axis for axis in found[runs[0].name] if all(axis in own for own in found.values())]
-    if runs[0].task != "classification" or len(shared) < 3:
-        return None
-    values = {name: {axis: own[axis] for axis in shared} for name, own in found.items()}
-    listed = "; ".join(f"{name}: {_axes(own)}" for name, own in values.items())
-    return _section(
-        "Trade-offs",
-        f"Every axis is a number that should be large, on one scale, which begins at {figures.radar_floor(values):.1f} in the "
-        "middle and ends at 1. Further out is better; a run that gains on one side often gives up another. Compare axis by axis: "
-        "the area means nothing.",
-        [Picture(figures.radar(values), f"Radar of trade-offs. {listed}.")],
-    )
-
-
-def _axes(numbers: dict[str, float]) -> str:
-    return ", ".join(f"{' '.join(axis.split())} {value:.3f}" for axis, value in numbers.items())
-
-
-def _good_numbers(run: Evaluation, score: str) -> dict[str, float]:
-    """Return numbers in [0, 1] that should be large, by the name of their axis."""
-    told = list(run.groups) or [part.name for part in run.sets if part.kind == "ood"]
-    found = {
-        "accuracy": find(run.numbers, "accuracy"),
-        "corruption\naccuracy": find(run.numbers, "accuracy", ALL_CORRUPTIONS),
-        "1 −\nsmooth ECE": find(run.numbers, "smooth_ece"),
-        "1 − smooth ECE\n(corrupted)": find(run.numbers, "smooth_ece", ALL_CORRUPTIONS),
-        **{f"AUROC\n{name}": find(run.numbers, "auroc", name, score=score) for name in told[:6]},
-        "AUROC\ncorruptions": find(run.numbers, "auroc", ALL_CORRUPTIONS, score=score),
-    }
-    values = {axis: number.value for axis, number in found.items() if number is not None}
-    return {axis: 1 - value if axis.startswith("1") else value for axis, value in values.items()}
-
-
-def settings(runs: Runs, score: str) -> Section:
+def settings(runs: Runs, score: str) -> Blocks:
     """How the page was made: what decides the numbers on it, run by run."""
+    versions = f"Python {platform.python_version()} and PyTorch {torch.__version__}"
+    yield Text(
+        f"By dissensus, with {versions}. Every input was predicted once; the seed decides resamples and corruptions."
+    )
     own = [
         {
             "members": str(run.num_members),
@@ -585,10 +514,7 @@ def settings(runs: Runs, score: str) -> Section:
         for run in runs
     ]
     rows = [[name, *(one.get(name, "–") for one in own)] for name in dict.fromkeys(chain(*own))]
-    versions = f"Python {platform.python_version()} and PyTorch {torch.__version__}"
-    text = f"By dissensus, with {versions}. Every input was predicted once; the seed decides resamples and corruptions."
-    table = as_table((["setting", *(run.name for run in runs)], rows), "Settings")
-    return Section("How this page was made", Text(text), table)
+    yield as_table((["setting", *(run.name for run in runs)], rows), "Settings")
 
 
 def as_table(cells: Cells, caption: str) -> Table:
@@ -598,19 +524,26 @@ def as_table(cells: Cells, caption: str) -> Table:
     return Table(columns, [[cell.replace(", ", ",\N{NO-BREAK SPACE}") for cell in row] for row in rows], caption)
 
 
-SECTIONS: tuple[Callable[[Runs, str], Section | None], ...] = (
-    main_numbers,
-    differences,
-    labels,
-    calibration,
-    detection,
-    under_corruption,
-    decomposition,
-    alarm,
-    members,
-    collusion,
-    disputed_inputs,
-    single_inputs,
-    trade_offs,
-    settings,
-)
+_SECTIONS: Mapping[str, Callable[[Runs, str], Blocks]] = {
+    "Main numbers": main_numbers,
+    "Differences between runs": differences,
+    "Label by label": labels,
+    "Can its {claims} be believed?": calibration,
+    "Telling known from unknown": detection,
+    "Under corruption": under_corruption,
+    "How uncertain it is, and why": decomposition,
+    "The alarm": alarm,
+    "Members and ensemble": members,
+    "Do members collude?": collusion,
+    "Disputed inputs": disputed_inputs,
+    "Input by input": single_inputs,
+    "How this page was made": settings,
+}
+
+
+def sections_of(runs: Runs, score: str) -> Iterator[Section]:
+    """Yield the sections of a page, without those that have nothing but how to read them."""
+    for title, make in _SECTIONS.items():
+        blocks = list(make(runs, score))
+        if len(blocks) > 1:
+            yield Section(title.format(claims=TASKS[runs[0].task].claims), *blocks)
