@@ -20,7 +20,7 @@ from dissensus.members.members import Keys, evaluation_mode, under
 from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt, call, fastest_layout
 from dissensus.members.stacking import Tensors, join, replace_tensors, tensors_of
 from dissensus.nets.dropout import plain_dropout
-from dissensus.nets.graphs import Layers, Map, Side, Site, Slice, listed
+from dissensus.nets.graphs import Layers, Map, Side, Site, Slice, listed, width_name
 from dissensus.randomness import derive, seeded
 
 log = logging.getLogger("dissensus")
@@ -389,7 +389,7 @@ class Trimmer:
             if form != "trimmed":
                 attach(layer, _MemberMask(form, mask.kept[0], site.width, site.axis))
             for side in sides:
-                resize(skeleton, side, site.width, mask.kept.shape[1])
+                resize(skeleton, side, mask.kept.shape[1])
         return plain_dropout(skeleton)
 
     def kept(self, tensors: Tensors, rows: Tensor) -> list[dict[str, Tensor]]:
@@ -420,23 +420,16 @@ def _as_held(values: Tensor, tensor: Tensor) -> Tensor:
     return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
-def resize(net: nn.Module, side: Side, old: int, new: int) -> None:
+def resize(net: nn.Module, side: Side, width: int) -> None:
     """Have layers say their new sizes; those of their tensors are changed by the caller where they hold values."""
     for piece in side.slices:
         layer, _, name = piece.tensor.rpartition(".")
-        module, size = net.get_submodule(layer), new * piece.block
+        module, size = net.get_submodule(layer), width * piece.block
         tensor = getattr(module, name)
         empty = tensor.detach().new_empty((*tensor.shape[: piece.axis], size, *tensor.shape[piece.axis + 1 :]))
         setattr(module, name, _as_held(empty, tensor))
-        says = {
-            nn.Linear: "in_features" if piece.axis else "out_features",
-            nn.modules.conv._ConvNd: "in_channels" if piece.axis else "out_channels",
-            nn.PReLU: "num_parameters",
-        }
-        setattr(module, next((says[kind] for kind in says if isinstance(module, kind)), "num_features"), size)
-    for name in side.flattens:
-        module = net.get_submodule(name)
-        module.features = module.features * new // old  # type: ignore[operator, assignment]
+        says = width_name(module)[0] or "num_parameters"
+        setattr(module, says.replace("out_", "in_") if piece.axis else says, size)
 
 
 def grow(net: nn.Module, site: Site, kept: Tensor, width: int, seed: int) -> None:
@@ -450,7 +443,7 @@ def grow(net: nn.Module, site: Site, kept: Tensor, width: int, seed: int) -> Non
     with seeded(seed), torch.no_grad():
         values = [_widened(tensors[piece.tensor], piece, kept, width) for piece in pieces]
     for side in (site.before, site.after):
-        resize(net, side, site.width, width)
+        resize(net, side, width)
     grown = tensors_of(net)
     for piece, value in zip(pieces, values, strict=True):
         grown[piece.tensor].data.copy_(value)

@@ -140,7 +140,7 @@ def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
     for node in dict.fromkeys((first, last)):
         layer: Any = part.module(node)
         outputs, inputs = layer.weight.shape[:2]
-        wider = like(layer, inputs * (count if node is first else 1), outputs * (count if node is last else 1))
+        wider = like(layer, outputs * (count if node is last else 1), inputs * (count if node is first else 1))
         net = put_layer(net, part.name(node), wider.train(layer.training))
     first_is_linear, last_is_linear = (isinstance(part.module(n), nn.Linear) for n in (first, last))
     flat = any(flattens(part, node) for node in before)

@@ -12,7 +12,6 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
 from dissensus._signatures import checked
-from dissensus.architectures import _FlattenTo
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, View
 from dissensus.members.shared import OwnLayer, SharedMembers, made
@@ -184,7 +183,6 @@ class _Thinned:
         self.net, self.part, self.factor, self.gamma = net, whole_graph(net), factor, gamma
         self.last, _ = nearest_layers(self.part, "output")
         self.layers: dict[str, Callable[[], nn.Module]] = {}
-        self.flat: dict[str, int] = {}
         self.widths: dict[fx.Node, tuple[int, int] | None] = {}
         for node in self.part.graph.nodes:
             self.widths[node] = self._follow(node)
@@ -198,8 +196,6 @@ class _Thinned:
             except ValueError as problem:  # groups that do not divide the widths
                 raise ValueError(f"{name!r} cannot be thinned so: {problem}. Choose another alpha or gamma.") from None
             net = put_layer(net, name, layer.train(net.get_submodule(name).training))
-        for name, features in self.flat.items():
-            setattr(net.get_submodule(name), "features", features)  # noqa: B010
         return net
 
     def _width(self, width: int) -> int:
@@ -211,8 +207,6 @@ class _Thinned:
         given = self._given(node)
         if type(module) in _KNOWN:
             return self._layer(node, module, given)
-        if isinstance(module, _FlattenTo) and given is not None:
-            self.flat[self.part.name(node)] = module.features * given[1] // given[0]
         if node.op == "get_attr" or (module is not None and any(True for _ in module.parameters())):
             what = "a parameter" if module is None else f"a {type(module).__name__}"
             raise ValueError(
@@ -241,16 +235,15 @@ class _Thinned:
             raise ValueError(
                 f"{name!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
             )
-        outputs, tensor = _width(module, name), next(module.parameters(), torch.empty(0))
-        options: dict[str, Any] = {"device": tensor.device, "dtype": tensor.dtype}
+        outputs = _width(module, name)
         if isinstance(module, _NORMS):
-            self.layers[name] = _norm(module, self._takes(name, outputs, given), options)
+            self.layers[name] = partial(like, module, self._takes(name, outputs, given))
             return given
         made = outputs if last else self._width(outputs)
         if isinstance(module, nn.Embedding):
-            self.layers[name] = partial(nn.Embedding, module.num_embeddings, made, **options)
+            self.layers[name] = partial(like, module, made, scale_grad_by_freq=False, sparse=False)
         else:
-            inputs = module.in_features if isinstance(module, nn.Linear) else module.in_channels
+            inputs = module.weight.shape[1] * getattr(module, "groups", 1)
             gamma = 1 if last or given is None else self.gamma
             self.layers[name] = _mixing(module, self._takes(name, inputs, given), made, gamma)
         return None if last else (outputs, made)
@@ -283,21 +276,10 @@ def _width(module: Any, name: str) -> int:
 
 def _mixing(module: Any, inputs: int, outputs: int, gamma: int) -> Callable[[], nn.Module]:
     """Return what makes a thin linear layer or convolution."""
+    if isinstance(module, nn.Linear) and gamma > 1 and inputs % gamma == 0:
+        return partial(_GroupedLinear, module, inputs, outputs, gamma)
     if isinstance(module, nn.Linear):
-        grouped = gamma > 1 and inputs % gamma == 0
-        return lambda: _GroupedLinear(module, inputs, outputs, gamma) if grouped else like(module, inputs, outputs)
+        return partial(like, module, outputs, inputs)
     # Depthwise convolutions stay so; others get further groups.
     groups = inputs if module.groups == module.in_channels > 1 else module.groups * gamma
-    return lambda: like(module, inputs, outputs, groups)
-
-
-def _norm(module: Any, width: int, options: dict[str, Any]) -> Callable[[], nn.Module]:
-    """Return what makes a normalisation of this width."""
-    if isinstance(module, nn.LayerNorm):
-        affine, bias = module.elementwise_affine, module.bias is not None
-        return lambda: nn.LayerNorm(width, module.eps, affine, bias, **options)
-    if isinstance(module, nn.GroupNorm):
-        return lambda: nn.GroupNorm(module.num_groups, width, module.eps, module.affine, **options)
-    return lambda: type(module)(
-        width, module.eps, module.momentum, module.affine, module.track_running_stats, **options
-    )
+    return partial(like, module, outputs, inputs, groups=groups)

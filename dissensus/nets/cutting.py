@@ -231,7 +231,7 @@ def _replace_last_linear(head: nn.Module, outputs: int) -> None:
         raise ValueError("`outputs` replaces the last linear layer, and the heads have none.")
     old = head.get_submodule(linear[-1])
     assert isinstance(old, nn.Linear)
-    put_layer(head, linear[-1], like(old, old.in_features, outputs))
+    put_layer(head, linear[-1], like(old, outputs))
 
 
 @torch.no_grad()
