@@ -410,17 +410,16 @@ class Map:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        self.parts = trace(net)
-        counts = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
-        self.tied = {n for n, p in net.named_parameters(remove_duplicate=False) if counts[id(p)] > 1}
-        every = [(part, node) for part in self.parts for node in part.graph.nodes]
-        weighted = (c for c in every if isinstance(c[0].module(c[1]), (_ConvNd, nn.Linear, nn.Embedding)))
-        part, first = next(weighted, (None, None))
+        named = list(net.named_parameters(remove_duplicate=False))
+        counts = Counter(id(p) for _, p in named)
+        self.tied = {name for name, p in named if counts[id(p)] > 1}
+        self.nodes = [(part, node) for part in trace(net) for node in part.graph.nodes]
+        weighted = [(part.name(node), part.module(node)) for part, node in self.nodes]
+        weighted = [found for found in weighted if isinstance(found[1], (_ConvNd, nn.Linear, nn.Embedding))]
         # Name of the first layer if it is a convolution.
-        self.stem = part.name(first) if part and first and isinstance(part.module(first), _ConvNd) else None
-        calls = [call for call in every if effect_of(*call) in _ACTIVATIONS]
-        found = [self.site_at(part, past_norms(part, node)) for part, node in calls]
-        self.candidates = _unique([*found, *self._in_transformers()])
+        self.stem = weighted[0][0] if weighted and isinstance(weighted[0][1], _ConvNd) else None
+        calls = [(part, past_norms(part, node)) for part, node in self.nodes if effect_of(part, node) in _ACTIVATIONS]
+        self.candidates = _unique([*(self.site_at(*call) for call in calls), *self._in_transformers()])
 
     def _in_transformers(self) -> list[Site]:
         """Places inside torch's own transformer layers, which tracing does not look into."""
@@ -456,12 +455,14 @@ class Map:
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
             return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
-        if isinstance(layers, str) or not (callable(layers) or all(isinstance(kind, type) for kind in layers)):
-            names = (layers,) if isinstance(layers, str) else layers
-            return [site for name in names for site in self._by_name(str(name))]
-        kinds = layers if isinstance(layers, type) or not callable(layers) else nn.Module
-        test: Any = (lambda name, module: isinstance(module, kinds)) if kinds is not nn.Module else layers
-        named = [name for name, module in self.net.named_modules() if name and test(name, module)]
+        asked = (layers,) if isinstance(layers, str) or callable(layers) else layers
+        if not all(map(callable, asked)):
+            return [site for pattern in asked for site in self._by_name(str(pattern))]
+        named = [
+            name
+            for name, module in self.net.named_modules()
+            if name and any(isinstance(module, one) if isinstance(one, type) else one(name, module) for one in asked)
+        ]
         return [site for name in named for site in self._sites_of(name) if not self.is_stem(site)]
 
     def _by_name(self, pattern: str) -> list[Site]:
@@ -478,7 +479,7 @@ class Map:
 
     def _sites_of(self, name: str) -> list[Site]:
         """Return the places after a module: after its calls, or after the module itself where nothing was traced."""
-        if calls := self._calls(name):
+        if calls := [(part, node) for part, node in self.nodes if part.name(node) == name]:
             return _unique(self.site_at(part, node) for part, node in calls if node.op == "call_module")
         inside = [site for site in self.candidates if site.name == name]
         known = width_of(self.net.get_submodule(name))
@@ -486,9 +487,6 @@ class Map:
             return inside
         unknown = Side(why_fixed="the network around it could not be traced")
         return [Site(name, *known, unknown, unknown)]
-
-    def _calls(self, name: str) -> list[tuple[Traced, fx.Node]]:
-        return [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
 
     def is_stem(self, site: Site) -> bool:
         """Whether a place is fed by the network's first convolution."""
