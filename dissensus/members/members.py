@@ -3,7 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
 from threading import Lock, RLock
@@ -19,7 +19,7 @@ from dissensus._signatures import whole_number
 from dissensus.construction import describe
 from dissensus.data.features import CachedFeatures
 from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows, inputs_of
-from dissensus.members.stacking import Tensors, average, check_one_architecture, tensors_of
+from dissensus.members.stacking import FASTER_APART, Shell, Tensors, average, check_one_architecture, tensors_of
 from dissensus.randomness import derive, evaluating, fold
 
 _locks: WeakKeyDictionary[Module, RLock] = WeakKeyDictionary()
@@ -91,6 +91,8 @@ class Members(nn.Module, ABC):
     # How it was made: which constructor (None for the class itself) with which arguments, as JSON could keep them.
     made_by: tuple[str | None, dict[str, Any]] = (None, {})
     member_keys: Tensor
+    # Each member's own module where members run one by one; they are not registered as modules of the ensemble.
+    _shells: Sequence[Shell] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Have constructors of kinds note how they were called."""
@@ -224,12 +226,12 @@ class Members(nn.Module, ABC):
 
     def single(self) -> "Members":
         """Return an ensemble of one member without tensors of its own, for kinds that have no reason not to."""
-        raise ValueError(f"Members do not run one by one: {self.why_not_single()}.")
+        raise NotImplementedError(self.why_not_single())
 
     @property
     def faster_apart(self) -> bool:
         """Whether a batch was seen in training for which members run faster one by one."""
-        return False
+        return any(d.get("training") and d.get("why_loop") == FASTER_APART for d in self.decisions.values())
 
     def all_decisions(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Return what this ensemble and those inside it have decided by now; a checkpoint keeps it."""
@@ -245,12 +247,8 @@ class Members(nn.Module, ABC):
         """Yield the modules that a pass may run."""
         for module in self.modules():
             yield module
-            if isinstance(module, Members):
-                yield from module.unregistered()
-
-    def unregistered(self) -> Iterator[nn.Module]:
-        """Yield modules that run and are not registered as the ensemble's own."""
-        return iter(())
+            for shell in module._shells if isinstance(module, Members) else ():
+                yield from shell.net.modules()
 
     def keep_members(self, rows: Sequence[int] | Tensor) -> None:
         """Go on with these members only, in place; the others are gone. For kinds whose members are `separate`."""
@@ -321,10 +319,7 @@ class Members(nn.Module, ABC):
 
     def __getitem__(self, index: int) -> nn.Module:
         """Return one member, as `member` does."""
-        place = whole_number("index", index)
-        if not -self.num_members <= place < self.num_members:
-            raise IndexError(f"There are members 0 to {self.num_members - 1}; got {place}.")
-        return self.member(place)
+        return self.member(self.check_index(whole_number("index", index), IndexError))
 
     def __iter__(self) -> Iterator[nn.Module]:
         """Yield the members, as `member` returns them."""
@@ -336,20 +331,17 @@ class Members(nn.Module, ABC):
         count = sum(parameter.numel() for parameter in self.parameters())
         return f"{type(self).__name__}({self.num_members} members, {count:,} parameters, {tensors[0].device})"
 
-    def check_index(self, index: int) -> int:
+    def check_index(self, index: int, error: type[Exception] = ValueError) -> int:
         """Return a member's index as a non-negative number, or say that there is no such member."""
         if not -self.num_members <= index < self.num_members:
-            raise ValueError(f"There are members 0 to {self.num_members - 1}; got {index}.")
+            raise error(f"There are members 0 to {self.num_members - 1}; got {index}.")
         return index % self.num_members
 
 
 def as_members(value: Any, name: str = "members") -> Members:
     """Return an ensemble, or say what came instead."""
     if not isinstance(value, Members):
-        raise ValueError(
-            f"`{name}` must be an ensemble, such as a DeepEnsemble; got {type(value).__name__}. Wrap networks with "
-            "`ds.DeepEnsemble.from_members([net, ...])`."
-        )
+        raise ValueError(f"`{name}` must be {Members._in_words}; got {type(value).__name__}.")
     return value
 
 
@@ -462,16 +454,11 @@ class View:
     @contextmanager
     def normalised_as_in_use(self) -> Iterator[None]:
         """Passes inside normalise by running statistics (BatchNorm as in evaluation) and leave no trace; gradients flow."""
-        norms = [m for m in self.members.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-        modes = [norm.training for norm in norms]
-        for norm in norms:
-            norm.training = False
-        try:
-            with self.perturbed():
-                yield
-        finally:
-            for norm, mode in zip(norms, modes, strict=True):
-                norm.training = mode
+        with self.perturbed(), ExitStack() as stack:
+            for module in self.members.modules():
+                if isinstance(module, nn.modules.batchnorm._NormBase):
+                    stack.enter_context(evaluating(module))
+            yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -493,15 +480,9 @@ class View:
             x = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()), x)
             value = fn(x)
             real = [leaf for leaf in tree_leaves(x) if leaf.requires_grad]
-            found = iter(
-                torch.autograd.grad(value.sum(), real, retain_graph=True, allow_unused=not isinstance(x, Tensor))
-            )
-
-        def gradient_of(leaf: Tensor) -> Tensor | None:
-            gradient = next(found) if leaf.requires_grad else None
-            return None if gradient is None else gradient.detach()
-
-        return value, tree_map(gradient_of, x)
+            found = torch.autograd.grad(value.sum(), real, retain_graph=True, allow_unused=not isinstance(x, Tensor))
+        gradients = {id(leaf): gradient for leaf, gradient in zip(real, found, strict=True)}
+        return value, tree_map(lambda leaf: gradients.get(id(leaf)), x)
 
     def parameter_norms(self) -> Tensor:
         """Return the norm of each member's trainable parameters, `(members,)`: of all of them where members share them."""
