@@ -15,7 +15,7 @@ from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, under
-from dissensus.members.stacking import Tensors, check_nets, has_layer, keep_weights_apart, quiet_weights
+from dissensus.members.stacking import Tensors, check_nets, copies_of, has_layer, keep_weights_apart, quiet_weights
 from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, put_layer, rewind_dropout
 from dissensus.randomness import derive, seeded
 
@@ -123,9 +123,8 @@ class SharedMembers(Members):
 
     def _probe(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> bool:
         """Whether the network draws random numbers that are not a dropout layer's."""
-        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
-            return bool(look_at(lambda: self._run_net(copies, x.detach(), owners, keys))[0])
+            return bool(look_at(lambda: self._run_net(copies_of(tensors), x.detach(), owners, keys))[0])
 
     def all_members(self, device: torch.device) -> Tensor:
         """Return the numbers of all members."""

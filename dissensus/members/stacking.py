@@ -124,7 +124,7 @@ def why_another(
 
 def copies_of(tensors: Tensors) -> dict[str, Tensor]:
     """Return copies of tensors, by the same names."""
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def average(states: Sequence[Tensors]) -> dict[str, Tensor]:
