@@ -1,13 +1,12 @@
 """Anchored networks: each input is shown as a reference and what is left of it, so that references make members."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from dissensus._signatures import checked, whole_number
 from dissensus.data.sources import Array, as_tensor, device_of
@@ -40,8 +39,7 @@ class AnchoredNet(nn.Module):
     def __init__(self, net: nn.Module, reference: Tensor, axis: int | None = None) -> None:
         """Take a doubled network, a reference, and the axis on which pairs are joined, from the end; an input's first by default."""
         super().__init__()
-        self.net = net
-        self.axis = -reference.ndim if axis is None else axis
+        self.net, self.axis = net, -reference.ndim if axis is None else axis
         self.register_buffer("reference", reference.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,18 +83,14 @@ def giving_features(nets: Iterable[nn.Module]) -> Iterator[None]:
     The features leave as the network's own output, so they go wherever outputs go: out of `functional_call`, `vmap`, a
     recorded step and a captured one, from none of which a tensor that is kept aside could be taken.
     """
-    hooks: list[RemovableHandle] = []
-    for net in nets:
-        last: dict[str, Tensor] = {}
-        layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
-        # A network that is one linear layer notes first and gives then: hooks run in the order of their registration.
-        hooks += [layer.register_forward_hook(partial(_note, last), with_kwargs=True) for layer in layers]
-        hooks.append(net.register_forward_hook(partial(_give, last)))
-    try:
+    with ExitStack() as hooks:
+        for net in nets:
+            last: dict[str, Tensor] = {}
+            # A network that is one linear layer notes first and gives then: hooks run in the order of their registration.
+            for layer in (module for module in net.modules() if isinstance(module, nn.Linear)):
+                hooks.enter_context(layer.register_forward_hook(partial(_note, last), with_kwargs=True))
+            hooks.enter_context(net.register_forward_hook(partial(_give, last)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _note(last: dict[str, Tensor], layer: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> None:
@@ -244,10 +238,8 @@ class Anchored(OnDeepEnsemble):
         seeds = [derive(seed, index) for index in range(len(nets))]
         pair_axis = double_first_layers(nets, anchors, first_layer, initialise, seeds)
         super().__init__(len(nets) * num_members, seed, num_trained=len(nets))
-        self.num_anchors = num_members
-        self.pair_axis = pair_axis
-        self.mask_probability, self.mask_per, self.temperature = mask_probability, mask_per, temperature
-        self.masked_target: MaskedTarget = masked_target
+        self.num_anchors, self.pair_axis, self.temperature = num_members, pair_axis, temperature
+        self.mask_probability, self.mask_per, self.masked_target = mask_probability, mask_per, masked_target
         # One network alone gains nothing from being run as a stack of one.
         execution = "loop" if len(nets) == 1 else given.execution
         self.inner = DeepEnsemble.from_members(nets, seed, execution=execution, output=output)

@@ -250,12 +250,8 @@ class DeepEnsemble(Members):
             stacked.update(dropout_keys(net, keys))
 
         def run_one(one: dict[str, Tensor], batch: Any) -> Any:
-            # One tensor in and one out is all there is to it; the probe has called it as any other network.
-            if isinstance(batch, Tensor):
-                returned = functional_call(net, one, (batch,))
-            else:
-                returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
-            return returned if isinstance(returned, Tensor) and self.output is None else pick(returned, self.picks)
+            returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
+            return pick(returned, self.picks)
 
         mended = self._embeds or torch.is_autocast_enabled(x.device.type)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():

@@ -178,8 +178,17 @@ class Members(nn.Module, ABC):
         )
 
     def picked(self, view: "View", rows: Tensor) -> "View":
-        """Return some members of a view."""
-        return PickedView(view, rows)
+        """Return some members of a view, whose rows are gathered, and those of buffers put back after each pass of training."""
+        return View(
+            self,
+            self.rows_of(view.parameters, rows),
+            self.rows_of(view.buffers, rows),
+            keys=lambda: view.keys()[rows],
+            rows=rows if view.rows is None else view.rows[rows],
+            together=True,
+            whole=lambda: view,
+            gathered=rows,
+        )
 
     def identity(self) -> dict[str, str]:
         """Return texts by which a checkpoint recognises the ensemble beside its tensors: it belongs to a run that has the same."""
@@ -368,13 +377,14 @@ class View:
         rows: Tensor | None = None,
         together: bool = False,
         whole: "Callable[[], View] | None" = None,
+        gathered: Tensor | None = None,
     ) -> None:
-        """Make a view; `together` asks for every member's outputs where training could do with fewer."""
-        self.members = members
-        self._whole = whole
-        self.together = together
-        self.parameters, self.buffers = parameters, buffers
-        self.rows = rows
+        """Make a view; `together` asks for every member's outputs where training could do with fewer.
+
+        Of a view of `whole`, `gathered` says which of its rows are put back there after each pass of training.
+        """
+        self.members, self.parameters, self.buffers = members, parameters, buffers
+        self.rows, self.together, self._whole, self._gathered = rows, together, whole, gathered
         # Gives the noise keys of the members that run, `(members,)`, made when first needed.
         self.keys: Keys = cache(keys)
         self._pass = 0
@@ -440,7 +450,11 @@ class View:
         if run is None:
             run = self._next or (self.members.run_one_pass if self.in_one_pass else self.members.run)
             self._next = None
-        return run({**self.parameters, **buffers}, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number))
+        tensors = {**self.parameters, **buffers}
+        outputs = run(tensors, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number))
+        if self._gathered is not None and self.training and not self._traceless:
+            self.members.put_rows(self.whole.buffers, self._gathered, self.buffers)
+        return outputs
 
     @contextmanager
     def perturbed(self) -> Iterator[None]:
@@ -494,26 +508,3 @@ class View:
     def expand(self, x: Any) -> Any:
         """Give every member the same inputs as its own: `(batch, ...)` to `(members, batch, ...)`."""
         return expand_rows(x, self.num_members)
-
-
-class PickedView(View):
-    """Rows of another view, gathered for a pass and scattered back."""
-
-    def __init__(self, whole: View, rows: Tensor) -> None:
-        members = whole.members
-        super().__init__(
-            members,
-            members.rows_of(whole.parameters, rows),
-            members.rows_of(whole.buffers, rows),
-            keys=lambda: whole.keys()[rows],
-            rows=rows if whole.rows is None else whole.rows[rows],
-            together=True,
-            whole=lambda: whole,
-        )
-        self.local_rows = rows
-
-    def _forward(self, x: Batch, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
-        outputs = super()._forward(x, own, run)
-        if self.training and not self._traceless:
-            self.members.put_rows(self.whole.buffers, self.local_rows, self.buffers)
-        return outputs

@@ -76,12 +76,13 @@ def _check_net(index: int, net: object) -> None:
 
 def can_stack(nets: Sequence[nn.Module]) -> bool:
     """Whether all nets have tensors of the same names, shapes and dtypes, so that they can be stored as one."""
-    layouts = [
-        [(n, t.shape, t.dtype, t.requires_grad, isinstance(t, nn.Parameter)) for n, t in tensors_of(net).items()]
-        for net in nets
-    ]
-    modules = [[name for name, _ in net.named_modules()] for net in nets]
-    return all(layout == layouts[0] for layout in layouts) and all(names == modules[0] for names in modules)
+    layouts = []
+    for net in nets:
+        tensors = [
+            (n, t.shape, t.dtype, t.requires_grad, isinstance(t, nn.Parameter)) for n, t in tensors_of(net).items()
+        ]
+        layouts.append((tensors, [name for name, _ in net.named_modules()]))
+    return all(layout == layouts[0] for layout in layouts)
 
 
 def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -98,18 +99,12 @@ def _taken(net: nn.Module, x: Tensor, until: str | None = None) -> dict[str, Ten
         if name == until:
             raise _Reached
 
-    hooks = []
-    for name, module in net.named_modules():
-        is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
-        if isinstance(module, LAYERS) or is_leaf:
-            hooks.append(module.register_forward_pre_hook(partial(note, name=name), with_kwargs=True))
-    try:
+    with ExitStack() as hooks, suppress(_Reached):
+        for name, module in net.named_modules():
+            is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
+            if isinstance(module, LAYERS) or is_leaf:
+                hooks.enter_context(module.register_forward_pre_hook(partial(note, name=name), with_kwargs=True))
         run(net, x)
-    except _Reached:
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
     return taken
 
 
