@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -104,13 +104,14 @@ class SharedMembers(Members):
 
     def run_rows(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         """Run rows that each belong to a member, `owners`; return their outputs."""
-        trains = self.net.training
-        if trains and "training" not in self.decisions:
-            self.decisions["training"] = {"random": self._probe(tensors, x, owners, keys)}
-        if trains and self.decisions["training"]["random"]:
-            with seeded(keys().tolist()[0], alone=True):
-                return self._run_net(tensors, x, owners, keys)
-        return self._run_net(tensors, x, owners, keys)
+        if self.net.training and "training" not in self.decisions:
+            # Whether the network draws random numbers that are not a dropout layer's.
+            with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
+                drawn, _ = look_at(lambda: self._run_net(copies_of(tensors), x.detach(), owners, keys))
+            self.decisions["training"] = {"random": bool(drawn)}
+        random = self.net.training and self.decisions["training"]["random"]
+        with seeded(keys().tolist()[0], alone=True) if random else nullcontext():
+            return self._run_net(tensors, x, owners, keys)
 
     def _run_net(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         own = under("net.", tensors) | dropout_keys(self.net, lambda: keys()[0])
@@ -120,11 +121,6 @@ class SharedMembers(Members):
             outputs = call(self.net, own, fastest_layout(x), self.picks)
         rewind_dropout(self.net)
         return outputs
-
-    def _probe(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> bool:
-        """Whether the network draws random numbers that are not a dropout layer's."""
-        with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
-            return bool(look_at(lambda: self._run_net(copies_of(tensors), x.detach(), owners, keys))[0])
 
     def all_members(self, device: torch.device) -> Tensor:
         """Return the numbers of all members."""
