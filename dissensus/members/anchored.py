@@ -103,9 +103,7 @@ def _give(last: dict[str, Tensor], net: nn.Module, args: Any, output: Any) -> Te
         why = "no nn.Linear runs in this network"
         if given is not None:
             why = f"this network's is not its head: it gives {tuple(given.shape)}, the network {tuple(output.shape)}"
-        raise ValueError(
-            f"Features are what the last linear layer takes, and {why}. Give it a linear head, or use law='outputs'."
-        )
+        raise ValueError(f"Features are what the last linear layer takes; {why}. Take a linear head, or law='outputs'.")
     return taken
 
 
@@ -119,10 +117,7 @@ def _as_ensemble(net: Any, num_nets: int, seed: int) -> DeepEnsemble:
         )
     makes = callable(net) and not isinstance(net, nn.Module)
     if whole_number("num_nets", num_nets, 1) != 1 and not makes:
-        raise ValueError(
-            f"num_nets={num_nets} asks for new networks, which only a function makes. Write `lambda: Net(...)`, or hand over a "
-            "list of networks and leave `num_nets` out."
-        )
+        raise ValueError(f"num_nets={num_nets} asks for new networks, which only a function makes: `lambda: Net(...)`.")
     if isinstance(net, DeepEnsemble):
         return net
     if makes:
@@ -141,8 +136,8 @@ def _as_inputs(references: Array) -> Tensor:
     finite = bool(inputs.isfinite().all())
     if inputs.ndim < 2 or len(inputs) == 0 or not inputs.is_floating_point() or not finite:
         raise ValueError(
-            "`references` must be one batch of inputs, (references, ...), finite real numbers prepared like any input; got "
-            f"{inputs.dtype} shaped {tuple(inputs.shape)}{'' if finite else ', not all finite'}."
+            f"`references` must be finite real numbers, (references, ...), prepared like any input; got {inputs.dtype} "
+            f"shaped {tuple(inputs.shape)}{'' if finite else ', not all finite'}."
         )
     return inputs
 
@@ -220,10 +215,10 @@ class Anchored(OnDeepEnsemble):
         output: Output = None,
     ) -> None:
         anchors = _as_inputs(references)
-        if not (1 if temperature is None else 2) <= num_members <= len(anchors):
+        least = 1 if temperature is None else 2
+        if not least <= num_members <= len(anchors):
             raise ValueError(
-                f"`num_members` must be a whole number from 1 to that of references, {len(anchors)}, and at least two where a temperature "
-                f"compares them; got {num_members}."
+                f"`num_members` must be {least} to {len(anchors)}, as many as references; got {num_members}."
             )
         if not 0.0 <= mask_probability <= 1.0:
             raise ValueError(f"`mask_probability` must be a number in [0, 1]; got {mask_probability!r}.")
@@ -232,9 +227,7 @@ class Anchored(OnDeepEnsemble):
         anchors = anchors.detach().to(device_of(given))
         dtypes = {p.dtype for p in given.parameters() if p.is_floating_point()}
         if dtypes and anchors.dtype not in dtypes:
-            raise ValueError(
-                f"`references` must have the networks' dtype, {dtypes.pop()}; got {anchors.dtype}. Convert one of them."
-            )
+            raise ValueError(f"`references` must be {dtypes.pop()}, as the networks; got {anchors.dtype}. Convert one.")
         seeds = [derive(seed, index) for index in range(len(nets))]
         pair_axis = double_first_layers(nets, anchors, first_layer, initialise, seeds)
         super().__init__(len(nets) * num_members, seed, num_trained=len(nets))
@@ -262,8 +255,7 @@ class Anchored(OnDeepEnsemble):
             return outputs
         if own or outputs.ndim != 3 or outputs.shape[-1] < 2:
             raise ValueError(
-                "A temperature divides class logits, (members, batch, classes) of two classes or more, that members give for the same "
-                f"inputs; these networks give {tuple(outputs.shape)}. Leave `temperature` out for regression."
+                f"A temperature divides logits of classes, of the same inputs; got {tuple(outputs.shape)}. Leave it out."
             )
         logits = outputs.unflatten(0, (-1, self.num_anchors))
         heat = torch.stack([anchor_temperature(each, self.temperature) for each in logits])
@@ -360,9 +352,7 @@ class Anchored(OnDeepEnsemble):
     def check_inputs(self, x: Any, own: bool) -> None:
         """Refuse inputs of another shape or dtype than the references."""
         if isinstance(x, Tree):
-            raise ValueError(
-                "Anchored sees one tensor through references, and these inputs are several. Join them, or use DeepEnsemble."
-            )
+            raise ValueError("Anchored takes one tensor, and these inputs are several. Join them, or use DeepEnsemble.")
         wanted = self.references.shape[1:]
         if x.shape[1 + own :] != wanted or x.dtype != self.references.dtype:
             lead = "members, batch" if own else "batch"
@@ -374,10 +364,7 @@ class Anchored(OnDeepEnsemble):
     def adapt(self, objective: Any) -> Any:
         """Return an objective that trains masked examples as `masked_target` says; a temperature is for class logits only."""
         if self.temperature is not None and objective.likelihood.kind != "classes":
-            raise ValueError(
-                f"temperature={self.temperature!r} divides class logits; the loss is {objective.likelihood.name!r}. Leave "
-                "`temperature` out for regression."
-            )
+            raise ValueError(f"A temperature divides class logits; got {objective.likelihood.name!r}. Leave it out.")
         return objective.uniform_where_masked() if self.masked_target == "uniform" else objective
 
     def identity(self) -> dict[str, str]:
@@ -412,9 +399,7 @@ class _SomeMembers(View):
         assert isinstance(anchored, Anchored)
         anchored.check_inputs(x, own)
         if anchored.temperature is not None:
-            raise ValueError(
-                "A temperature needs all members of a network; run the whole ensemble instead of some members."
-            )
+            raise ValueError("A temperature needs all members of a network: run the whole ensemble.")
         networks, anchors = self.chosen // anchored.num_anchors, self.chosen.remainder(anchored.num_anchors)
         pairs = paired(self.buffers["references"].index_select(0, anchors)[:, None], x, anchored.pair_axis)
         picked = anchored.inner.rows_of(under("inner.", {**self.parameters, **self.buffers}), networks)

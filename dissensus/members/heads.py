@@ -63,9 +63,7 @@ class HeadEnsemble(OnDeepEnsemble):
         super().__init__(num_members, seed)
         self.output, self.takes = output, features
         if isinstance(backbone, Members):
-            raise ValueError(
-                f"`backbone` must be one network; got a {type(backbone).__name__}. Take one of its members: ens.member(0)."
-            )
+            raise ValueError(f"`backbone` must be one network; got a {type(backbone).__name__}. Take one member of it.")
         self.backbone = backbone.requires_grad_(False)
         self.heads = DeepEnsemble(_factory(make_head), num_members, seed, output=output)
         self.shared_buffers = frozenset(f"{_BACKBONE}{name}" for name in tensors_of(backbone))

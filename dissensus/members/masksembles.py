@@ -301,9 +301,7 @@ class _MemberMask(nn.Module):
 def attach(layer: nn.Module, mask: nn.Module) -> None:
     """Have a mask act on what a layer gives: it becomes a part of the layer, whose own names stay as they are."""
     if hasattr(layer, _MASK):
-        raise ValueError(
-            f"A {type(layer).__name__} has an attribute {_MASK!r} already, so no mask can be put on it. Mask another layer."
-        )
+        raise ValueError(f"A {type(layer).__name__} has an attribute {_MASK!r} already. Mask another layer.")
     layer.add_module(_MASK, mask)
     layer.register_forward_hook(_act)
 
@@ -317,9 +315,7 @@ def detach(layer: nn.Module) -> None:
 
 def _act(layer: Any, inputs: object, output: object) -> Tensor:
     if not isinstance(output, Tensor):
-        raise ValueError(
-            f"A mask acts on one tensor; {type(layer).__name__} gives a {type(output).__name__}. Mask another layer."
-        )
+        raise ValueError(f"A mask acts on one tensor; {type(layer).__name__} gives a {type(output).__name__}.")
     masked: Tensor = layer.mask(output)
     return masked
 

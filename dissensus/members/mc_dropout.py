@@ -32,9 +32,7 @@ class SampledDropout(KeyedDropout):
         if self.training or keys is None or self.p == 0.0:
             return super().forward(x)
         if len(x) % len(keys):
-            raise ValueError(
-                f"A dropout layer got {len(x)} rows for {len(keys)} keys. The first axis of every tensor must be the batch."
-            )
+            raise ValueError(f"Dropout got {len(x)} rows for {len(keys)} keys. The batch must be the first axis.")
         shape = (x.shape[1], *(1 for _ in x.shape[2:])) if self.by_feature else x.shape[1:]
         keep = uniform(fold(keys, self.calls), *shape) >= self.p
         self.calls += 1
@@ -190,9 +188,7 @@ def _last_linear_layers(net: nn.Module) -> list[nn.Module]:
     convolutions = [place for place, module in enumerate(weighted) if isinstance(module, _ConvNd)]
     found = [module for module in weighted[max(1, *convolutions, 0) :] if type(module) is nn.Linear]
     if not found:
-        raise ValueError(
-            "There is no linear layer behind another layer to put dropout before. Put nn.Dropout layers into the network."
-        )
+        raise ValueError("There is no linear layer behind another one to put dropout before. Put nn.Dropout layers in.")
     return found
 
 

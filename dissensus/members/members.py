@@ -207,9 +207,7 @@ class Members(nn.Module, ABC):
     def check_beside(self, data: object, side: object, name: str) -> None:
         """Refuse further data of a run that do not go with its training data; `name` says what they are."""
         if isinstance(side, CachedFeatures) and isinstance(data, CachedFeatures) and side.of_another_backbone(data):
-            raise ValueError(
-                f"The {name} data are features of another backbone than the training data's. Cache both with one backbone."
-            )
+            raise ValueError(f"The {name} data are features of another backbone than the training data's. Cache both.")
 
     def see(self, inputs: Tensor) -> None:
         """Take from the training inputs of a recipe what the kind needs of them, before it trains."""
@@ -217,10 +215,7 @@ class Members(nn.Module, ABC):
     def adapt(self, objective: Any) -> Any:
         """Return an objective as this kind trains with it, or say why it cannot."""
         if objective.couples and not self.comparable:
-            raise ValueError(
-                f"{type(objective).__name__} compares members, and {type(self).__name__} trains one network: there is nothing to "
-                "compare. Take an objective such as Independent."
-            )
+            raise ValueError(f"{type(objective).__name__} compares members; {type(self).__name__} trains one network.")
         return objective
 
     def after_epoch(self, epoch: int, epochs: int) -> None:

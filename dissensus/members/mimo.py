@@ -151,9 +151,7 @@ def _only(part: Traced, layers: set[fx.Node], what: str) -> fx.Node:
     found = [node for node in part.graph.nodes if node in layers]
     if len(found) != 1 or type(part.module(found[0])) not in LAYERS:
         names = ", ".join(part.name(node) for node in found) or "none"
-        raise ValueError(
-            f"MIMO widens the linear layer or convolution that {what}, of which there must be one; found {names}."
-        )
+        raise ValueError(f"MIMO widens the layer (linear, convolution) that {what}: there must be one; found {names}.")
     module = part.module(found[0])
     if getattr(module, "groups", 1) != 1 or not part.called_once(found[0]):
         raise ValueError(f"The layer {part.name(found[0])!r} has groups or runs twice, so it cannot be widened.")

@@ -69,9 +69,7 @@ class PackedEnsemble(SharedMembers):
         output: Output = None,
     ) -> None:
         if not alpha > 0 or gamma < 1 or gamma != int(gamma):
-            raise ValueError(
-                f"`alpha` must be positive and `gamma` a whole number, at least 1; got {alpha} and {gamma}."
-            )
+            raise ValueError(f"`alpha` must be positive and `gamma` at least 1; got {alpha} and {gamma}.")
         wide = made(make_net, num_members, seed)
         thin = _Thinned(wide, alpha / num_members, gamma).make
         nets = []
@@ -225,9 +223,7 @@ class _Thinned:
         name, last = self.part.name(node), node in self.last
         hooks = [*module._forward_hooks, *module._forward_pre_hooks]
         if hooks or not self.part.called_once(node):
-            raise ValueError(
-                f"{name!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
-            )
+            raise ValueError(f"{name!r} is used twice or has hooks, so its widths cannot be changed.")
         outputs = _width(module, name)
         if isinstance(module, _NORMS):
             self.layers[name] = partial(like, module, self._takes(name, outputs, given))

@@ -139,10 +139,7 @@ class SharedMembers(Members):
         """Return the average of members that have weights of their own; there is none of views of one network."""
         if self.loss_over_members == "sum":
             return super().soup()
-        raise ValueError(
-            f"{type(self).__name__} members share their weights, so there is nothing to average. Average their predictions, or "
-            "take one with `member`."
-        )
+        raise ValueError(f"{type(self).__name__} members share their weights: average their predictions, or take one.")
 
 
 @contextmanager
@@ -173,9 +170,7 @@ def call(net: nn.Module, tensors: dict[str, Tensor], x: Batch, output: Output | 
         if given[name] is not tensor:
             tensor.copy_(given[name].detach())
     if not outputs.ndim or len(outputs) != len(x):
-        raise ValueError(
-            f"A network must give one output for each of {len(x)} inputs on its first axis; got shape {tuple(outputs.shape)}."
-        )
+        raise ValueError(f"A network must give one output for each of {len(x)} inputs; got {tuple(outputs.shape)}.")
     return outputs
 
 

@@ -54,9 +54,7 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
                     "heads use HeadEnsemble)."
                 )
     if len({id(net) for net in nets}) < len(nets):
-        raise ValueError(
-            "The same object is a member twice. Make a new network in every call of the factory, or copy it."
-        )
+        raise ValueError("The same object is a member twice. Make a new network in every call of the factory, or copy.")
 
 
 def _check_net(index: int, net: object) -> None:
@@ -69,9 +67,7 @@ def _check_net(index: int, net: object) -> None:
             "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
         )
     if lazy := [name for name, tensor in tensors.items() if torch.nn.parameter.is_lazy(tensor)]:
-        raise ValueError(
-            f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through the network before handing it over."
-        )
+        raise ValueError(f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through it before.")
 
 
 def can_stack(nets: Sequence[nn.Module]) -> bool:
@@ -143,10 +139,7 @@ def check_one_architecture(nets: Sequence[nn.Module]) -> None:
     for net in nets[1:]:
         why = why or why_another(net, first, PLAIN, soup=True) or why_another(first, net, PLAIN, soup=True)
     if why is not None:
-        raise ValueError(
-            f"A soup averages weights of members that have one architecture; these differ: {why}. Average their predictions "
-            "instead."
-        )
+        raise ValueError(f"A soup averages members of one architecture; these differ: {why}. Average predictions.")
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -54,9 +54,7 @@ def run(net: nn.Module, x: Tensor) -> Tensor:
     with evaluating(net), torch.no_grad(), seeded(0):
         output: object = net(x)
     if not isinstance(output, Tensor):
-        raise ValueError(
-            f"A member must return one tensor; got {type(output).__name__}. Wrap it in a module that returns the tensor."
-        )
+        raise ValueError(f"A member must return one tensor; got {type(output).__name__}. Wrap it to do so.")
     return output
 
 
