@@ -217,17 +217,11 @@ class Anchored(OnDeepEnsemble):
         anchors = _as_inputs(references)
         least = 1 if temperature is None else 2
         if not least <= num_members <= len(anchors):
-            raise ValueError(
-                f"`num_members` must be {least} to {len(anchors)}, as many as references; got {num_members}."
-            )
+            raise ValueError(f"`num_members` must be {least} to {len(anchors)} (the references); got {num_members}.")
         if not 0.0 <= mask_probability <= 1.0:
             raise ValueError(f"`mask_probability` must be a number in [0, 1]; got {mask_probability!r}.")
         given = _as_ensemble(net, num_nets, seed)
-        nets = list(given)
-        anchors = anchors.detach().to(device_of(given))
-        dtypes = {p.dtype for p in given.parameters() if p.is_floating_point()}
-        if dtypes and anchors.dtype not in dtypes:
-            raise ValueError(f"`references` must be {dtypes.pop()}, as the networks; got {anchors.dtype}. Convert one.")
+        nets, anchors = list(given), anchors.detach().to(device_of(given))
         seeds = [derive(seed, index) for index in range(len(nets))]
         pair_axis = double_first_layers(nets, anchors, first_layer, initialise, seeds)
         super().__init__(len(nets) * num_members, seed, num_trained=len(nets))
@@ -255,7 +249,7 @@ class Anchored(OnDeepEnsemble):
             return outputs
         if own or outputs.ndim != 3 or outputs.shape[-1] < 2:
             raise ValueError(
-                f"A temperature divides logits of classes, of the same inputs; got {tuple(outputs.shape)}. Leave it out."
+                f"A temperature divides class logits for shared inputs; got {tuple(outputs.shape)}. Omit it."
             )
         logits = outputs.unflatten(0, (-1, self.num_anchors))
         heat = torch.stack([anchor_temperature(each, self.temperature) for each in logits])
@@ -374,8 +368,7 @@ class Anchored(OnDeepEnsemble):
     def member(self, index: int) -> nn.Module:
         """Return one network with one reference as an independent plain module; it knows of no temperature."""
         network, anchor = divmod(self.check_index(index), self.num_anchors)
-        net = self.inner.member(network)
-        return AnchoredNet(net, self.references[anchor], self.pair_axis).train(self.training)
+        return AnchoredNet(self.inner.member(network), self.references[anchor], self.pair_axis).train(self.training)
 
     def soup(self) -> nn.Module:
         """Return one plain module: the average of the networks' weights, with the first reference."""
