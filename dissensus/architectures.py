@@ -10,6 +10,7 @@ layers, and the whole of `mlp` and `cnn`, keep PyTorch's own initialisation. Net
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from types import MappingProxyType
 
 from torch import Tensor, nn
@@ -82,7 +83,7 @@ def cnn(classes: int = 10, channels: int = 3) -> nn.Module:
         nn.Dropout2d(0.1),
         nn.MaxPool2d(2),
         nn.ReLU(),
-        _FlattenTo(500, "images of 32 x 32 pixels"),
+        _FlattenTo(25, "images of 32 x 32 pixels"),
         nn.Linear(500, 50),
         nn.Dropout(0.1),
         nn.ReLU(),
@@ -127,7 +128,7 @@ def vgg(classes: int = 10, channels: int = 3) -> nn.Module:
     return _with_he_convolutions(
         nn.Sequential(
             *layers,
-            _FlattenTo(512, "images of at most 32 x 32 pixels"),
+            _FlattenTo(1, "images of at most 32 x 32 pixels"),
             nn.Dropout(0.5),
             nn.Linear(512, 512, bias=False),
             nn.BatchNorm1d(512),
@@ -257,21 +258,20 @@ class _PreActivationBlock(nn.Module):
         return shortcut + self.residual(activated)
 
 
-class _FlattenTo(nn.Module):
-    """Flatten images to vectors of a fixed size, or say what images were wanted."""
+class _FlattenTo(nn.Flatten):
+    """Flatten images of which so many positions are left, or say what images were wanted."""
 
-    def __init__(self, features: int, wanted: str) -> None:
+    def __init__(self, positions: int, wanted: str) -> None:
         super().__init__()
-        self.features, self.wanted = features, wanted
+        self.positions, self.wanted = positions, wanted
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(1)
-        if flat.shape[1] != self.features:
+        if (left := prod(x.shape[2:])) != self.positions:
             raise ValueError(
-                f"This network wants {self.wanted}, which come to {self.features} features; "
-                f"got {flat.shape[1]}. Resize the images, or use a ResNet, which takes any size."
+                f"This network wants {self.wanted}, of which {self.positions} positions are left where it flattens them; got {left}. "
+                "Resize the images, or use a ResNet, which takes any size."
             )
-        return flat
+        return super().forward(x)
 
 
 def _resnet(blocks: Sequence[int], classes: int, channels: int, width: int) -> nn.Module:

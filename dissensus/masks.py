@@ -108,7 +108,12 @@ def solve(
             exact = width / expected_width(1, asked, masks)
             pairs = [(n, masks) for n in _enough(exact, masks, width)]
         case int() as kept, (float() | int()) as asked, None:
-            exact = _exact_num_masks(width, kept, asked)
+            _check(width=width, ones=kept, scale=asked)
+            on = 1.0 / asked
+            if not width * on < kept <= width:
+                wanted = f"above width / scale = {width * on:.6g} and at most {width}, and `scale` above 1"
+                raise ValueError(f"`ones` must be {wanted}; got {kept}. Take ones={min(width, int(width * on) + 1)}.")
+            exact = math.log1p(-width * on / kept) / math.log1p(-on) if on else width / kept
             pairs = [(kept, n) for n in _enough(exact, kept, width)]
         case int() as kept, None, int() as masks:
             pairs = [(kept, masks)]
@@ -279,15 +284,6 @@ def _implied_scale(width: int, num_masks: int, ones: int) -> float:
         too_wide = expected_width(ones, 1.0 / middle, num_masks) > width
         low, high = (middle, high) if too_wide else (low, middle)
     return float(f"{1.0 / high:.12g}")  # the digits that rounding in the sum leaves
-
-
-def _exact_num_masks(width: int, ones: int, scale: float) -> float:
-    _check(width=width, ones=ones, scale=scale)
-    on = 1.0 / scale
-    if not width * on < ones <= width:
-        wanted = f"above width / scale = {width * on:.6g} and at most {width}, and `scale` above 1"
-        raise ValueError(f"`ones` must be {wanted}; got {ones}. Take ones={min(width, int(width * on) + 1)}.")
-    return math.log1p(-width * on / ones) / math.log1p(-on) if on else width / ones
 
 
 def _check_reach(width: int, num_masks: int, scale: float) -> None:

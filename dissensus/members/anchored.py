@@ -1,13 +1,12 @@
 """Anchored networks: each input is shown as a reference and what is left of it, so that references make members."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from dissensus._signatures import checked, whole_number
 from dissensus.data.arrays import as_tensor
@@ -41,8 +40,7 @@ class AnchoredNet(nn.Module):
     def __init__(self, net: nn.Module, reference: Tensor, axis: int | None = None) -> None:
         """Take a doubled network, a reference, and the axis on which pairs are joined, from the end; an input's first by default."""
         super().__init__()
-        self.net = net
-        self.axis = -reference.ndim if axis is None else axis
+        self.net, self.axis = net, -reference.ndim if axis is None else axis
         self.register_buffer("reference", reference.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,18 +84,14 @@ def giving_features(nets: Iterable[nn.Module]) -> Iterator[None]:
     The features leave as the network's own output, so they go wherever outputs go: out of `functional_call`, `vmap`, a
     recorded step and a captured one, from none of which a tensor that is kept aside could be taken.
     """
-    hooks: list[RemovableHandle] = []
-    for net in nets:
-        last: dict[str, Tensor] = {}
-        layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear)]
-        # A network that is one linear layer notes first and gives then: hooks run in the order of their registration.
-        hooks += [layer.register_forward_hook(partial(_note, last), with_kwargs=True) for layer in layers]
-        hooks.append(net.register_forward_hook(partial(_give, last)))
-    try:
+    with ExitStack() as hooks:
+        for net in nets:
+            last: dict[str, Tensor] = {}
+            # A network that is one linear layer notes first and gives then: hooks run in the order of their registration.
+            for layer in (module for module in net.modules() if isinstance(module, nn.Linear)):
+                hooks.enter_context(layer.register_forward_hook(partial(_note, last), with_kwargs=True))
+            hooks.enter_context(net.register_forward_hook(partial(_give, last)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _note(last: dict[str, Tensor], layer: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> None:
@@ -110,9 +104,7 @@ def _give(last: dict[str, Tensor], net: nn.Module, args: Any, output: Any) -> Te
         why = "no nn.Linear runs in this network"
         if given is not None:
             why = f"this network's is not its head: it gives {tuple(given.shape)}, the network {tuple(output.shape)}"
-        raise ValueError(
-            f"Features are what the last linear layer takes, and {why}. Give it a linear head, or use law='outputs'."
-        )
+        raise ValueError(f"Features are what the last linear layer takes; {why}. Take a linear head, or law='outputs'.")
     return taken
 
 
@@ -126,10 +118,7 @@ def _as_ensemble(net: Any, num_nets: int, seed: int) -> DeepEnsemble:
         )
     makes = callable(net) and not isinstance(net, nn.Module)
     if whole_number("num_nets", num_nets, 1) != 1 and not makes:
-        raise ValueError(
-            f"num_nets={num_nets} asks for new networks, which only a function makes. Write `lambda: Net(...)`, or hand over a "
-            "list of networks and leave `num_nets` out."
-        )
+        raise ValueError(f"num_nets={num_nets} asks for new networks, which only a function makes: `lambda: Net(...)`.")
     if isinstance(net, DeepEnsemble):
         return net
     if makes:
@@ -148,8 +137,8 @@ def _as_inputs(references: Array) -> Tensor:
     finite = bool(inputs.isfinite().all())
     if inputs.ndim < 2 or len(inputs) == 0 or not inputs.is_floating_point() or not finite:
         raise ValueError(
-            "`references` must be one batch of inputs, (references, ...), finite real numbers prepared like any input; got "
-            f"{inputs.dtype} shaped {tuple(inputs.shape)}{'' if finite else ', not all finite'}."
+            f"`references` must be finite real numbers, (references, ...), prepared like any input; got {inputs.dtype} "
+            f"shaped {tuple(inputs.shape)}{'' if finite else ', not all finite'}."
         )
     return inputs
 
@@ -227,28 +216,18 @@ class Anchored(OnDeepEnsemble):
         output: Output = None,
     ) -> None:
         anchors = _as_inputs(references)
-        if not (1 if temperature is None else 2) <= num_members <= len(anchors):
-            raise ValueError(
-                f"`num_members` must be a whole number from 1 to that of references, {len(anchors)}, and at least two where a temperature "
-                f"compares them; got {num_members}."
-            )
+        least = 1 if temperature is None else 2
+        if not least <= num_members <= len(anchors):
+            raise ValueError(f"`num_members` must be {least} to {len(anchors)} (the references); got {num_members}.")
         if not 0.0 <= mask_probability <= 1.0:
             raise ValueError(f"`mask_probability` must be a number in [0, 1]; got {mask_probability!r}.")
         given = _as_ensemble(net, num_nets, seed)
-        nets = list(given)
-        anchors = anchors.detach().to(device_of(given))
-        dtypes = {p.dtype for p in given.parameters() if p.is_floating_point()}
-        if dtypes and anchors.dtype not in dtypes:
-            raise ValueError(
-                f"`references` must have the networks' dtype, {dtypes.pop()}; got {anchors.dtype}. Convert one of them."
-            )
+        nets, anchors = list(given), anchors.detach().to(device_of(given))
         seeds = [derive(seed, index) for index in range(len(nets))]
         pair_axis = double_first_layers(nets, anchors, first_layer, initialise, seeds)
         super().__init__(len(nets) * num_members, seed, num_trained=len(nets))
-        self.num_anchors = num_members
-        self.pair_axis = pair_axis
-        self.mask_probability, self.mask_per, self.temperature = mask_probability, mask_per, temperature
-        self.masked_target: MaskedTarget = masked_target
+        self.num_anchors, self.pair_axis, self.temperature = num_members, pair_axis, temperature
+        self.mask_probability, self.mask_per, self.masked_target = mask_probability, mask_per, masked_target
         # One network alone gains nothing from being run as a stack of one.
         execution = "loop" if len(nets) == 1 else given.execution
         self.inner = DeepEnsemble.from_members(nets, seed, execution=execution, output=output)
@@ -271,8 +250,7 @@ class Anchored(OnDeepEnsemble):
             return outputs
         if own or outputs.ndim != 3 or outputs.shape[-1] < 2:
             raise ValueError(
-                "A temperature divides class logits, (members, batch, classes) of two classes or more, that members give for the same "
-                f"inputs; these networks give {tuple(outputs.shape)}. Leave `temperature` out for regression."
+                f"A temperature divides class logits for shared inputs; got {tuple(outputs.shape)}. Omit it."
             )
         logits = outputs.unflatten(0, (-1, self.num_anchors))
         heat = torch.stack([anchor_temperature(each, self.temperature) for each in logits])
@@ -369,9 +347,7 @@ class Anchored(OnDeepEnsemble):
     def check_inputs(self, x: Any, own: bool) -> None:
         """Refuse inputs of another shape or dtype than the references."""
         if isinstance(x, Tree):
-            raise ValueError(
-                "Anchored sees one tensor through references, and these inputs are several. Join them, or use DeepEnsemble."
-            )
+            raise ValueError("Anchored takes one tensor, and these inputs are several. Join them, or use DeepEnsemble.")
         wanted = self.references.shape[1:]
         if x.shape[1 + own :] != wanted or x.dtype != self.references.dtype:
             lead = "members, batch" if own else "batch"
@@ -383,10 +359,7 @@ class Anchored(OnDeepEnsemble):
     def adapt(self, objective: Any) -> Any:
         """Return an objective that trains masked examples as `masked_target` says; a temperature is for class logits only."""
         if self.temperature is not None and objective.likelihood.kind != "classes":
-            raise ValueError(
-                f"temperature={self.temperature!r} divides class logits; the loss is {objective.likelihood.name!r}. Leave "
-                "`temperature` out for regression."
-            )
+            raise ValueError(f"A temperature divides class logits; got {objective.likelihood.name!r}. Leave it out.")
         return objective.uniform_where_masked() if self.masked_target == "uniform" else objective
 
     def identity(self) -> dict[str, str]:
@@ -396,8 +369,7 @@ class Anchored(OnDeepEnsemble):
     def member(self, index: int) -> nn.Module:
         """Return one network with one reference as an independent plain module; it knows of no temperature."""
         network, anchor = divmod(self.check_index(index), self.num_anchors)
-        net = self.inner.member(network)
-        return AnchoredNet(net, self.references[anchor], self.pair_axis).train(self.training)
+        return AnchoredNet(self.inner.member(network), self.references[anchor], self.pair_axis).train(self.training)
 
     def soup(self) -> nn.Module:
         """Return one plain module: the average of the networks' weights, with the first reference."""
@@ -421,9 +393,7 @@ class _SomeMembers(View):
         assert isinstance(anchored, Anchored)
         anchored.check_inputs(x, own)
         if anchored.temperature is not None:
-            raise ValueError(
-                "A temperature needs all members of a network; run the whole ensemble instead of some members."
-            )
+            raise ValueError("A temperature needs all members of a network: run the whole ensemble.")
         networks, anchors = self.chosen // anchored.num_anchors, self.chosen.remainder(anchored.num_anchors)
         pairs = paired(self.buffers["references"].index_select(0, anchors)[:, None], x, anchored.pair_axis)
         picked = anchored.inner.rows_of(under("inner.", {**self.parameters, **self.buffers}), networks)

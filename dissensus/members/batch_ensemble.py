@@ -77,9 +77,7 @@ class BatchEnsemble(SharedMembers):
         net = made(make_net, num_members, seed)
         layers = {name: module for name, module in net.named_modules() if type(module) in LAYERS}
         if not layers:
-            raise ValueError(
-                "The network has no linear layer or convolution, so members would have nothing of their own."
-            )
+            raise ValueError("The network has no linear layer or convolution: members would have nothing of their own.")
         for name, layer in layers.items():
             _split_off(layer, name, num_members, seed)
         super().__init__(net, num_members, seed, batches, output)

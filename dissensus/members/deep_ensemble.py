@@ -17,6 +17,7 @@ from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, under
 from dissensus.members.shared import fastest_layout
 from dissensus.members.stacking import (
+    FASTER_APART,
     PLAIN,
     PROBE_MEMBERS,
     PROBE_ROWS,
@@ -39,7 +40,6 @@ from dissensus.members.stacking import (
 from dissensus.nets.dropout import KeyedDropout, dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
-FASTER_APART = "convolutions are faster one member at a time"
 # Operations of one member on a batch from which on, on a CPU, that is so: 0.6 to 0.8 of the time together with 13 million and
 # fewer, equal at 22 million, 1.0 to 1.4 times as long with more (networks of 4 to 64 channels, one thread).
 MUCH_WORK = 2e7
@@ -159,10 +159,6 @@ class DeepEnsemble(Members):
         """Return what a pass calls: each member's own module, and the one that stands for all."""
         return [shell.net for shell in self._shells] + ([] if self.net is None else [self.net])
 
-    def unregistered(self) -> Iterator[nn.Module]:
-        """Yield the modules of each member, which run in a loop."""
-        return (module for shell in self._shells for module in shell.net.modules())
-
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         decision = self._decide(tensors, x, own, rows, keys)
@@ -193,7 +189,8 @@ class DeepEnsemble(Members):
             return None, False
         picked = (torch.arange(self.num_members, device=x.device) if rows is None else rows)[:PROBE_MEMBERS]
         count = len(picked)
-        weights, buffers = self._of_few(tensors, count)
+        buffers = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
+        weights = {name: buffers.pop(name) for name, _ in self.named_parameters() if name in buffers}
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
         def loop(given: Tensors, batch: Any) -> Tensor:
@@ -220,12 +217,6 @@ class DeepEnsemble(Members):
         )
         return why, bool(drawn)
 
-    def _of_few(self, tensors: Tensors, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return weights and buffers of the first members, or all where they are not stored as one."""
-        few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
-        weights = {name: few.pop(name) for name, _ in self.named_parameters() if name in few}
-        return weights, few
-
     def _why_apart(self, drawn: Collection[str]) -> str | None:
         """Say why members cannot run as one program, as far as that is known without trying it."""
         if self.execution == "loop":
@@ -250,11 +241,6 @@ class DeepEnsemble(Members):
         predicts = not self.training and not torch.is_grad_enabled()
         return predicts and x.device.type == "cpu" and x.shape[int(own)] >= LARGE_BATCH
 
-    @property
-    def faster_apart(self) -> bool:
-        """Whether a batch was seen in training for which members run faster one by one."""
-        return any(d["training"] and d["why_loop"] == FASTER_APART for d in self.decisions.values())
-
     def _run_vectorised(self, tensors: Tensors, x: Any, own: bool, keys: Keys) -> Tensor:
         net = self.net
         if net is None:
@@ -264,12 +250,8 @@ class DeepEnsemble(Members):
             stacked.update(dropout_keys(net, keys))
 
         def run_one(one: dict[str, Tensor], batch: Any) -> Any:
-            # One tensor in and one out is all there is to it; the probe has called it as any other network.
-            if isinstance(batch, Tensor):
-                returned = functional_call(net, one, (batch,))
-            else:
-                returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
-            return returned if isinstance(returned, Tensor) and self.output is None else pick(returned, self.picks)
+            returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
+            return pick(returned, self.picks)
 
         mended = self._embeds or torch.is_autocast_enabled(x.device.type)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
@@ -376,7 +358,7 @@ class SingleMember(Members):
         super().__init__(1, ensemble.seed)
         self.training, self.output = ensemble.training, ensemble.output
         ensemble.release()
-        self._shell = copy.deepcopy(ensemble._shells[0])
+        self._shells = [copy.deepcopy(ensemble._shells[0])]
 
     @property
     def stacked(self) -> bool:
@@ -386,12 +368,8 @@ class SingleMember(Members):
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run the member on its tensors; see `Members.run`."""
         x = fastest_layout(x[0] if own else x)
-        output: Tensor = self._shell.run(under("net.", tensors), x, lambda: keys()[0], self.picks)
+        output: Tensor = self._shells[0].run(under("net.", tensors), x, lambda: keys()[0], self.picks)
         return output.unsqueeze(0)
-
-    def parts(self) -> Iterator[nn.Module]:
-        """Yield the modules of the member."""
-        return self._shell.net.modules()
 
     def member(self, index: int) -> nn.Module:
         """There is no weight to give; ask the ensemble."""

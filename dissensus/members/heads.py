@@ -5,16 +5,16 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dissensus._signatures import checked, whole_number
 from dissensus.architectures import mlp
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import network_digest
 from dissensus.data.sources import device_of
-from dissensus.data.trees import Batch, Output, call, inputs_of, pick
+from dissensus.data.trees import Batch, Output, inputs_of, pick
 from dissensus.members.deep_ensemble import DeepEnsemble, OnDeepEnsemble
 from dissensus.members.members import Keys, Members, under
+from dissensus.members.shared import call
 from dissensus.members.stacking import Tensors, tensors_of
 
 MakeHead = Callable[[], nn.Module] | tuple[int, int]
@@ -63,9 +63,7 @@ class HeadEnsemble(OnDeepEnsemble):
         super().__init__(num_members, seed)
         self.output, self.takes = output, features
         if isinstance(backbone, Members):
-            raise ValueError(
-                f"`backbone` must be one network; got a {type(backbone).__name__}. Take one of its members: ens.member(0)."
-            )
+            raise ValueError(f"`backbone` must be one network; got a {type(backbone).__name__}. Take one member of it.")
         self.backbone = backbone.requires_grad_(False)
         self.heads = DeepEnsemble(_factory(make_head), num_members, seed, output=output)
         self.shared_buffers = frozenset(f"{_BACKBONE}{name}" for name in tensors_of(backbone))
@@ -85,9 +83,7 @@ class HeadEnsemble(OnDeepEnsemble):
 
     def _features(self, tensors: Tensors, x: Batch) -> Tensor:
         frozen = {name: t.detach() for name, t in under(_BACKBONE, tensors).items()}
-        features: Tensor = pick(
-            call(lambda *parts, **named: functional_call(self.backbone, frozen, parts, named), x), self.takes
-        )
+        features: Tensor = call(self.backbone, frozen, x, self.takes)
         own = next((t for t in self.heads.parameters() if t.is_floating_point()), features)
         return features.to(own.dtype) if features.is_floating_point() else features
 
@@ -109,8 +105,7 @@ class HeadEnsemble(OnDeepEnsemble):
     def on_backbone(self, head: nn.Module) -> nn.Module:
         """Return one plain module: a copy of the backbone, then this head."""
         net = HeadOnBackbone(copy.deepcopy(self.backbone), head)
-        net.takes = self.takes
-        net.training = self.training
+        net.takes, net.training = self.takes, self.training
         return net
 
     def reader(self, data: object) -> Members:

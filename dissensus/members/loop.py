@@ -1,6 +1,7 @@
 """An ensemble as plain modules that run one after the other, for tracers that cannot follow its own execution."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +21,13 @@ def as_loop(members: Members, example: Any) -> "_Loop":
 
     The ensemble evaluates; with a few inputs as an `example` the shapes at which dropout layers run are seen.
     """
-    if isinstance(members, HeadEnsemble):
-        loop = as_loop(members.heads, members.features(example))
-        loop.backbone, loop.takes = copy.deepcopy(members.backbone), members.takes
-        return loop
-    nets = [net.eval() for net in members]
+    heads = members.heads if isinstance(members, HeadEnsemble) else members
+    nets = [net.eval() for net in heads]
     if isinstance(members, MCDropout):
         nets = [_with_fixed_masks(net, example) for net in nets]
     loop = _Loop(nets, members.output)
+    if isinstance(members, HeadEnsemble):
+        loop.backbone, loop.takes = copy.deepcopy(members.backbone), members.takes
     if isinstance(members, Anchored) and members.temperature is not None:
         loop.anchors, loop.form = members.num_anchors, members.temperature
     return loop
@@ -79,22 +79,15 @@ def _with_fixed_masks(member: nn.Module, example: Any) -> nn.Module:
             "With masks='input' a member hashes the bits of every input, which no exported file can. Make the ensemble with "
             "MCDropout(..., masks='member')."
         )
-    drawn: dict[SampledDropout, list[Tensor]] = {}
-    for layer in member.modules():
-        if isinstance(layer, SampledDropout):
-            layer.drop = _recorder(layer, drawn.setdefault(layer, []))  # type: ignore[method-assign]
+    drawn: dict[nn.Module, list[Tensor]] = {part: [] for part in member.modules() if isinstance(part, SampledDropout)}
+    for layer, masks in drawn.items():
+        layer.drop = partial(_noted, layer, masks)
     call(member, example)
     for layer in drawn:
         del layer.drop
-    return replace_layers(
-        member.net,
-        lambda part: _FixedDropout(part, drawn[part]) if isinstance(part, SampledDropout) and drawn[part] else None,
-    )
+    return replace_layers(member.net, lambda part: _FixedDropout(part, drawn[part]) if drawn.get(part) else None)
 
 
-def _recorder(layer: SampledDropout, masks: list[Tensor]) -> Any:
-    def drop(x: Tensor, keep: Tensor) -> Tensor:
-        masks.append(keep[:1])  # every row of a member drops the same
-        return SampledDropout.drop(layer, x, keep)
-
-    return drop
+def _noted(layer: SampledDropout, masks: list[Tensor], x: Tensor, keep: Tensor) -> Tensor:
+    masks.append(keep[:1])  # every row of a member drops the same
+    return SampledDropout.drop(layer, x, keep)

@@ -2,9 +2,11 @@
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from operator import methodcaller
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ from dissensus.members.members import Keys, evaluation_mode, under
 from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt, call, fastest_layout
 from dissensus.members.stacking import Tensors, join, replace_tensors, tensors_of
 from dissensus.nets.dropout import plain_dropout
-from dissensus.nets.graphs import Layers, Map, Side, Site, Slice, listed
+from dissensus.nets.graphs import Layers, Map, Site, Slice, listed, width_name
 from dissensus.randomness import derive, seeded
 
 log = logging.getLogger("dissensus")
@@ -132,12 +134,7 @@ class Masksembles(SharedMembers):
     def masked_layers(self) -> list[MaskedLayer]:
         """The layers with masks, and what each is in a member on its own."""
         self._check_trimming()
-        trimmer = self._trimmer[0]
-        ones = {name: self.get_buffer(f"net.{name}.mask.kept").shape[1] for name in trimmer.sites}
-        return [
-            MaskedLayer(name, site.width, ones[name], trimmer.forms[name], why_not_trimmed(site))
-            for name, site in trimmer.sites.items()
-        ]
+        return list(self._trimmer[0].layers)
 
     def masks(self, layer: str) -> Tensor:
         """Return a layer's masks: True where a member keeps the channel, `(members, channels)`."""
@@ -147,30 +144,22 @@ class Masksembles(SharedMembers):
 
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
-        if self.training or any(module.training for module in self.net.modules()):
-            return super().run(tensors, x, own=own, rows=rows, keys=keys)
-        if self._few is None and not self._trimming_checked and _has_values(x):
+        evaluates = not any(module.training for module in self.modules())
+        if evaluates and self._few is None and not self._trimming_checked and _has_values(x):
             self._few = (x[0] if own else x)[:2].detach().clone()
-        if self._runs_apart(x.device):
-            return self._run_apart(tensors, x, own, rows)
+        # A GPU is faster with all channels of one large batch than with the uneven numbers that members keep.
+        if evaluates and (self.execution == "apart" or (self.execution == "auto" and x.device.type != "cuda")):
+            self._check_trimming()
+            if self._apart_pays or self.execution == "apart":
+                return self._run_apart(tensors, x, own, rows)
         return super().run(tensors, x, own=own, rows=rows, keys=keys)
 
-    def _runs_apart(self, device: torch.device) -> bool:
-        if self.execution == "tiled" or (self.execution == "auto" and device.type == "cuda"):
-            # A GPU is faster with all channels of one large batch than with the uneven numbers that members keep.
-            return False
-        self._check_trimming()
-        return self._apart_pays or self.execution == "apart"
-
     def _run_apart(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None) -> Tensor:
-        net, x = self._trimmer[0].net.eval(), fastest_layout(x)
-        trimmer, whole = self._trimmer[0], under("net.", tensors)
-        kept = trimmer.kept(whole, self.all_members(x.device) if rows is None else rows)
+        trimmer, x, whole = self._trimmer[0], fastest_layout(x), under("net.", tensors)
+        net, kept = trimmer.net.eval(), trimmer.kept(whole, self.all_members(x.device) if rows is None else rows)
         members = [trimmer.tensors(whole, channels) for channels in kept]
-        outputs: Tensor = join(
-            [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
-        )
-        return outputs
+        outputs = [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
+        return cast("Tensor", join(outputs))
 
     def _check_trimming(self) -> None:
         """Compare members that have fewer channels with the masked network, once, on the first inputs that were evaluated."""
@@ -237,17 +226,13 @@ def _apart_from_each_other(sites: list[Site]) -> list[Site]:
 
 def _growing(sites: list[Site], places: Map, layers: Layers) -> list[Site]:
     """Return the places that are widened: those that can be, or all that were asked for."""
-    can = _that_can_grow(sites)
+    can = [site for site in sites if site.why_fixed is None]
     if can and (layers == "auto" or len(can) == len(sites)):
         return can
-    bad = next((site for site in sites if site not in can and layers != "auto"), None)
+    bad = next((site for site in sites if site.why_fixed is not None and layers != "auto"), None)
     why = "There is no layer that can be widened" if bad is None else f"{bad} cannot be widened: {bad.why_fixed}"
-    candidates = listed([str(site) for site in _that_can_grow(places.candidates)])
+    candidates = listed([str(site) for site in places.candidates if site.why_fixed is None])
     raise ValueError(f"{why}. Leave it out, or use grow=False. Candidates: {candidates}.")
-
-
-def _that_can_grow(sites: list[Site]) -> list[Site]:
-    return [site for site in sites if site.why_fixed is None]
 
 
 def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: int, grown: bool, places: Map) -> Site:
@@ -316,9 +301,7 @@ class _MemberMask(nn.Module):
 def attach(layer: nn.Module, mask: nn.Module) -> None:
     """Have a mask act on what a layer gives: it becomes a part of the layer, whose own names stay as they are."""
     if hasattr(layer, _MASK):
-        raise ValueError(
-            f"A {type(layer).__name__} has an attribute {_MASK!r} already, so no mask can be put on it. Mask another layer."
-        )
+        raise ValueError(f"A {type(layer).__name__} has an attribute {_MASK!r} already. Mask another layer.")
     layer.add_module(_MASK, mask)
     layer.register_forward_hook(_act)
 
@@ -332,26 +315,9 @@ def detach(layer: nn.Module) -> None:
 
 def _act(layer: Any, inputs: object, output: object) -> Tensor:
     if not isinstance(output, Tensor):
-        raise ValueError(
-            f"A mask acts on one tensor; {type(layer).__name__} gives a {type(output).__name__}. Mask another layer."
-        )
+        raise ValueError(f"A mask acts on one tensor; {type(layer).__name__} gives a {type(output).__name__}.")
     masked: Tensor = layer.mask(output)
     return masked
-
-
-def _form_of(site: Site) -> tuple[Form, list[Side]]:
-    """Say what becomes of a place in one member, and on which sides it is smaller."""
-    before = site.before.why_fixed is None
-    after = site.after.why_fixed is None and site.keeps_zero
-    form: Form = "trimmed" if before and after else "expanded" if before else "selected" if after else "masked"
-    return form, [site.before] * before + [site.after] * after
-
-
-def why_not_trimmed(site: Site) -> str | None:
-    """Say why a place is not smaller on both sides; None if it is."""
-    if site.why_fixed is None and not site.keeps_zero:
-        return "what follows makes something else of a channel of zeros"
-    return site.why_fixed
 
 
 def _entries(kept: Tensor, block: int) -> Tensor:
@@ -364,33 +330,30 @@ class Trimmer:
 
     def __init__(self, net: nn.Module, sites: Sequence[Site]) -> None:
         self.sites = {site.name: site for site in sites}
-        self.forms: dict[str, Form] = {}
+        self.layers: list[MaskedLayer] = []
         # The parts of a tensor that belong to a member: along each slice, the channels of one place.
         self.cuts: dict[str, list[tuple[Slice, str]]] = {}
+        # One member without values: tensors that are in the memo already are not copied but taken from there.
+        one = copy.deepcopy(net, {id(t): _as_held(t.detach().to("meta"), t) for t in tensors_of(net).values()})
         for site in sites:
-            self.forms[site.name], sides = _form_of(site)
-            for piece in (piece for side in sides for piece in side.slices):
+            layer = one.get_submodule(site.name)
+            mask = layer.get_submodule(_MASK)
+            assert isinstance(mask, ChannelMask)
+            ones = mask.kept.shape[1]
+            detach(layer)
+            before, after = site.before.why_fixed is None, site.after.why_fixed is None and site.keeps_zero
+            form: Form = "trimmed" if before and after else "expanded" if before else "selected" if after else "masked"
+            if form != "trimmed":
+                attach(layer, _MemberMask(form, mask.kept[0], site.width, site.axis))
+            for piece in site.before.slices * before + site.after.slices * after:
+                resize(one, piece, methodcaller("narrow", piece.axis, 0, ones * piece.block))
                 self.cuts.setdefault(piece.tensor, []).append((piece, site.name))
-        self.net = self._skeleton(net)
+            why = None if site.keeps_zero else "what follows makes something else of a channel of zeros"
+            self.layers.append(MaskedLayer(site.name, site.width, ones, form, site.why_fixed or why))
+        self.net = plain_dropout(one)
         # Listed once: walking a network takes longer than gathering what a small one needs.
         self.names = list(tensors_of(self.net))
         self.kept_names = {f"{name}.{_MASK}.kept": name for name in self.sites}
-
-    def _skeleton(self, net: nn.Module) -> nn.Module:
-        """Return the network of one member without values: its tensors are on the meta device."""
-        # Tensors that are in the memo already are not copied but taken from there.
-        skeleton = copy.deepcopy(net, {id(t): _as_held(t.detach().to("meta"), t) for t in tensors_of(net).values()})
-        for name, site in self.sites.items():
-            layer = skeleton.get_submodule(name)
-            mask = layer.get_submodule(_MASK)
-            assert isinstance(mask, ChannelMask)
-            detach(layer)
-            form, sides = _form_of(site)
-            if form != "trimmed":
-                attach(layer, _MemberMask(form, mask.kept[0], site.width, site.axis))
-            for side in sides:
-                resize(skeleton, side, site.width, mask.kept.shape[1])
-        return plain_dropout(skeleton)
 
     def kept(self, tensors: Tensors, rows: Tensor) -> list[dict[str, Tensor]]:
         """Return the channels that each of these members keeps, by place."""
@@ -420,23 +383,15 @@ def _as_held(values: Tensor, tensor: Tensor) -> Tensor:
     return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
-def resize(net: nn.Module, side: Side, old: int, new: int) -> None:
-    """Have layers say their new sizes; those of their tensors are changed by the caller where they hold values."""
-    for piece in side.slices:
-        layer, _, name = piece.tensor.rpartition(".")
-        module, size = net.get_submodule(layer), new * piece.block
-        tensor = getattr(module, name)
-        empty = tensor.detach().new_empty((*tensor.shape[: piece.axis], size, *tensor.shape[piece.axis + 1 :]))
-        setattr(module, name, _as_held(empty, tensor))
-        says = {
-            nn.Linear: "in_features" if piece.axis else "out_features",
-            nn.modules.conv._ConvNd: "in_channels" if piece.axis else "out_channels",
-            nn.PReLU: "num_parameters",
-        }
-        setattr(module, next((says[kind] for kind in says if isinstance(module, kind)), "num_features"), size)
-    for name in side.flattens:
-        module = net.get_submodule(name)
-        module.features = module.features * new // old  # type: ignore[operator, assignment]
+def resize(net: nn.Module, piece: Slice, change: Callable[[Tensor], Tensor]) -> None:
+    """Change the tensor of a slice, and have its layer say the new size."""
+    layer, _, name = piece.tensor.rpartition(".")
+    module = net.get_submodule(layer)
+    tensor = getattr(module, name)
+    new = change(tensor.detach())
+    setattr(module, name, _as_held(new, tensor))
+    says = width_name(module)[0] or "num_parameters"
+    setattr(module, says.replace("out_", "in_") if piece.axis else says, new.shape[piece.axis])
 
 
 def grow(net: nn.Module, site: Site, kept: Tensor, width: int, seed: int) -> None:
@@ -445,23 +400,17 @@ def grow(net: nn.Module, site: Site, kept: Tensor, width: int, seed: int) -> Non
     New entries are drawn, with replacement, from the entries of the tensor that is widened: they follow the law that the
     network was initialised with, for the number of channels that one member has.
     """
-    tensors = tensors_of(net)
-    pieces = (*site.before.slices, *site.after.slices)
-    with seeded(seed), torch.no_grad():
-        values = [_widened(tensors[piece.tensor], piece, kept, width) for piece in pieces]
-    for side in (site.before, site.after):
-        resize(net, side, site.width, width)
-    grown = tensors_of(net)
-    for piece, value in zip(pieces, values, strict=True):
-        grown[piece.tensor].data.copy_(value)
+    with seeded(seed):
+        for piece in (*site.before.slices, *site.after.slices):
+            resize(net, piece, partial(_widened, piece=piece, kept=kept, width=width))
 
 
 def _widened(old: Tensor, piece: Slice, kept: Tensor, width: int) -> Tensor:
     kept = _entries(kept.to(old.device), piece.block)
     size = width * piece.block
-    entries, spare = old.detach().flatten(), size - old.shape[piece.axis]
+    entries, spare = old.flatten(), size - old.shape[piece.axis]
     shape = (*old.shape[: piece.axis], spare, *old.shape[piece.axis + 1 :])
     drawn = entries[torch.randint(len(entries), shape, device=old.device)]
     fresh = torch.ones(size, dtype=torch.bool, device=old.device).index_fill(0, kept, False).nonzero()[:, 0]
-    both = torch.cat([old.detach(), drawn], piece.axis)
+    both = torch.cat([old, drawn], piece.axis)
     return both.index_select(piece.axis, torch.cat([kept, fresh]).argsort())

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from dissensus._signatures import checked
 from dissensus.data.trees import Batch, Output, Tree, inputs_of
@@ -31,9 +32,7 @@ class SampledDropout(KeyedDropout):
         if self.training or keys is None or self.p == 0.0:
             return super().forward(x)
         if len(x) % len(keys):
-            raise ValueError(
-                f"A dropout layer got {len(x)} rows for {len(keys)} keys. The first axis of every tensor must be the batch."
-            )
+            raise ValueError(f"Dropout got {len(x)} rows for {len(keys)} keys. The batch must be the first axis.")
         shape = (x.shape[1], *(1 for _ in x.shape[2:])) if self.by_feature else x.shape[1:]
         keep = uniform(fold(keys, self.calls), *shape) >= self.p
         self.calls += 1
@@ -155,9 +154,8 @@ def _layers(net: nn.Module) -> Iterator[SampledDropout]:
 def _input_keys(x: Batch) -> Tensor:
     """Return a hash of each row's values, `(rows,)`."""
     if isinstance(x, Tree):
-        return fold(
-            torch.stack([_input_keys(leaf) for leaf in x.leaves], -1), torch.arange(len(x.leaves), device=x.device)
-        ).sum(-1)
+        keys = torch.stack([_input_keys(leaf) for leaf in x.leaves], -1)
+        return fold(keys, torch.arange(len(x.leaves), device=x.device)).sum(-1)
     values = x.detach().reshape(len(x), -1)
     if values.is_floating_point():
         values = values.view(_BITS[values.element_size()])
@@ -167,42 +165,30 @@ def _input_keys(x: Batch) -> Tensor:
 def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
     """Return the network with dropout layers of this rate."""
     layers = [module for module in net.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
-    if p is None:
-        _check_draws_differ(layers)
-        return net
-    if not 0.0 < p < 1.0:
-        raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
-    for layer in layers:
-        layer.p = p
-    for linear in [] if layers else _last_linear_layers(net):
-        linear.add_module("dropout", nn.Dropout(p).train(linear.training))
-        linear.register_forward_pre_hook(_drop_inputs)
-    return net
-
-
-def _check_draws_differ(layers: list[nn.modules.dropout._DropoutNd]) -> None:
-    if not any(layer.p > 0 for layer in layers):
+    if p is None and not any(layer.p > 0 for layer in layers):
         had = "All dropout layers of the network have p = 0" if layers else "The network has no dropout layer"
         raise ValueError(
             f"{had}, so all draws would be alike. Put nn.Dropout layers into it, or give `p` here, a rate for all of them, "
             "put before its last linear layers if there are none. (What nn.LSTM and the like drop inside themselves cannot be "
             "drawn by member.)"
         )
+    if p is not None and not 0.0 < p < 1.0:
+        raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
+    for layer in layers:
+        layer.p = layer.p if p is None else p
+    for linear in [] if layers else _last_linear_layers(net):
+        linear.add_module("dropout", nn.Dropout(p or 0.0).train(linear.training))
+        linear.register_forward_pre_hook(_drop_inputs)
+    return net
 
 
 def _last_linear_layers(net: nn.Module) -> list[nn.Module]:
-    kinds = (nn.modules.conv._ConvNd, nn.Embedding)
-    weighted = [module for module in net.modules() if isinstance(module, kinds) or type(module) is nn.Linear]
-    found: list[nn.Module] = []
-    for module in weighted[1:]:
-        if isinstance(module, nn.modules.conv._ConvNd):
-            found.clear()
-        elif type(module) is nn.Linear:
-            found.append(module)
+    """Return the linear layers that no convolution follows, except the network's first layer."""
+    weighted = [m for m in net.modules() if isinstance(m, (_ConvNd, nn.Embedding)) or type(m) is nn.Linear]
+    convolutions = [place for place, module in enumerate(weighted) if isinstance(module, _ConvNd)]
+    found = [module for module in weighted[max(1, *convolutions, 0) :] if type(module) is nn.Linear]
     if not found:
-        raise ValueError(
-            "There is no linear layer behind another layer to put dropout before. Put nn.Dropout layers into the network."
-        )
+        raise ValueError("There is no linear layer behind another one to put dropout before. Put nn.Dropout layers in.")
     return found
 
 

@@ -3,7 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
 from threading import Lock, RLock
@@ -19,7 +19,7 @@ from dissensus._signatures import whole_number
 from dissensus.construction import describe
 from dissensus.data.features import CachedFeatures
 from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows, inputs_of
-from dissensus.members.stacking import Tensors, average, check_one_architecture, tensors_of
+from dissensus.members.stacking import FASTER_APART, Shell, Tensors, average, check_one_architecture, tensors_of
 from dissensus.randomness import derive, evaluating, fold
 
 _locks: WeakKeyDictionary[Module, RLock] = WeakKeyDictionary()
@@ -91,6 +91,8 @@ class Members(nn.Module, ABC):
     # How it was made: which constructor (None for the class itself) with which arguments, as JSON could keep them.
     made_by: tuple[str | None, dict[str, Any]] = (None, {})
     member_keys: Tensor
+    # Each member's own module where members run one by one; they are not registered as modules of the ensemble.
+    _shells: Sequence[Shell] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Have constructors of kinds note how they were called."""
@@ -176,8 +178,17 @@ class Members(nn.Module, ABC):
         )
 
     def picked(self, view: "View", rows: Tensor) -> "View":
-        """Return some members of a view."""
-        return PickedView(view, rows)
+        """Return some members of a view, whose rows are gathered, and those of buffers put back after each pass of training."""
+        return View(
+            self,
+            self.rows_of(view.parameters, rows),
+            self.rows_of(view.buffers, rows),
+            keys=lambda: view.keys()[rows],
+            rows=rows if view.rows is None else view.rows[rows],
+            together=True,
+            whole=lambda: view,
+            gathered=rows,
+        )
 
     def identity(self) -> dict[str, str]:
         """Return texts by which a checkpoint recognises the ensemble beside its tensors: it belongs to a run that has the same."""
@@ -196,9 +207,7 @@ class Members(nn.Module, ABC):
     def check_beside(self, data: object, side: object, name: str) -> None:
         """Refuse further data of a run that do not go with its training data; `name` says what they are."""
         if isinstance(side, CachedFeatures) and isinstance(data, CachedFeatures) and side.of_another_backbone(data):
-            raise ValueError(
-                f"The {name} data are features of another backbone than the training data's. Cache both with one backbone."
-            )
+            raise ValueError(f"The {name} data are features of another backbone than the training data's. Cache both.")
 
     def see(self, inputs: Tensor) -> None:
         """Take from the training inputs of a recipe what the kind needs of them, before it trains."""
@@ -206,10 +215,7 @@ class Members(nn.Module, ABC):
     def adapt(self, objective: Any) -> Any:
         """Return an objective as this kind trains with it, or say why it cannot."""
         if objective.couples and not self.comparable:
-            raise ValueError(
-                f"{type(objective).__name__} compares members, and {type(self).__name__} trains one network: there is nothing to "
-                "compare. Take an objective such as Independent."
-            )
+            raise ValueError(f"{type(objective).__name__} compares members; {type(self).__name__} trains one network.")
         return objective
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
@@ -224,12 +230,12 @@ class Members(nn.Module, ABC):
 
     def single(self) -> "Members":
         """Return an ensemble of one member without tensors of its own, for kinds that have no reason not to."""
-        raise ValueError(f"Members do not run one by one: {self.why_not_single()}.")
+        raise NotImplementedError(self.why_not_single())
 
     @property
     def faster_apart(self) -> bool:
         """Whether a batch was seen in training for which members run faster one by one."""
-        return False
+        return any(d.get("training") and d.get("why_loop") == FASTER_APART for d in self.decisions.values())
 
     def all_decisions(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Return what this ensemble and those inside it have decided by now; a checkpoint keeps it."""
@@ -245,12 +251,8 @@ class Members(nn.Module, ABC):
         """Yield the modules that a pass may run."""
         for module in self.modules():
             yield module
-            if isinstance(module, Members):
-                yield from module.unregistered()
-
-    def unregistered(self) -> Iterator[nn.Module]:
-        """Yield modules that run and are not registered as the ensemble's own."""
-        return iter(())
+            for shell in module._shells if isinstance(module, Members) else ():
+                yield from shell.net.modules()
 
     def keep_members(self, rows: Sequence[int] | Tensor) -> None:
         """Go on with these members only, in place; the others are gone. For kinds whose members are `separate`."""
@@ -321,10 +323,7 @@ class Members(nn.Module, ABC):
 
     def __getitem__(self, index: int) -> nn.Module:
         """Return one member, as `member` does."""
-        place = whole_number("index", index)
-        if not -self.num_members <= place < self.num_members:
-            raise IndexError(f"There are members 0 to {self.num_members - 1}; got {place}.")
-        return self.member(place)
+        return self.member(self.check_index(whole_number("index", index), IndexError))
 
     def __iter__(self) -> Iterator[nn.Module]:
         """Yield the members, as `member` returns them."""
@@ -336,20 +335,17 @@ class Members(nn.Module, ABC):
         count = sum(parameter.numel() for parameter in self.parameters())
         return f"{type(self).__name__}({self.num_members} members, {count:,} parameters, {tensors[0].device})"
 
-    def check_index(self, index: int) -> int:
+    def check_index(self, index: int, error: type[Exception] = ValueError) -> int:
         """Return a member's index as a non-negative number, or say that there is no such member."""
         if not -self.num_members <= index < self.num_members:
-            raise ValueError(f"There are members 0 to {self.num_members - 1}; got {index}.")
+            raise error(f"There are members 0 to {self.num_members - 1}; got {index}.")
         return index % self.num_members
 
 
 def as_members(value: Any, name: str = "members") -> Members:
     """Return an ensemble, or say what came instead."""
     if not isinstance(value, Members):
-        raise ValueError(
-            f"`{name}` must be an ensemble, such as a DeepEnsemble; got {type(value).__name__}. Wrap networks with "
-            "`ds.DeepEnsemble.from_members([net, ...])`."
-        )
+        raise ValueError(f"`{name}` must be {Members._in_words}; got {type(value).__name__}.")
     return value
 
 
@@ -376,13 +372,14 @@ class View:
         rows: Tensor | None = None,
         together: bool = False,
         whole: "Callable[[], View] | None" = None,
+        gathered: Tensor | None = None,
     ) -> None:
-        """Make a view; `together` asks for every member's outputs where training could do with fewer."""
-        self.members = members
-        self._whole = whole
-        self.together = together
-        self.parameters, self.buffers = parameters, buffers
-        self.rows = rows
+        """Make a view; `together` asks for every member's outputs where training could do with fewer.
+
+        Of a view of `whole`, `gathered` says which of its rows are put back there after each pass of training.
+        """
+        self.members, self.parameters, self.buffers = members, parameters, buffers
+        self.rows, self.together, self._whole, self._gathered = rows, together, whole, gathered
         # Gives the noise keys of the members that run, `(members,)`, made when first needed.
         self.keys: Keys = cache(keys)
         self._pass = 0
@@ -448,7 +445,11 @@ class View:
         if run is None:
             run = self._next or (self.members.run_one_pass if self.in_one_pass else self.members.run)
             self._next = None
-        return run({**self.parameters, **buffers}, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number))
+        tensors = {**self.parameters, **buffers}
+        outputs = run(tensors, x, own=own, rows=self.rows, keys=lambda: fold(self.keys(), number))
+        if self._gathered is not None and self.training and not self._traceless:
+            self.members.put_rows(self.whole.buffers, self._gathered, self.buffers)
+        return outputs
 
     @contextmanager
     def perturbed(self) -> Iterator[None]:
@@ -462,16 +463,11 @@ class View:
     @contextmanager
     def normalised_as_in_use(self) -> Iterator[None]:
         """Passes inside normalise by running statistics (BatchNorm as in evaluation) and leave no trace; gradients flow."""
-        norms = [m for m in self.members.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-        modes = [norm.training for norm in norms]
-        for norm in norms:
-            norm.training = False
-        try:
-            with self.perturbed():
-                yield
-        finally:
-            for norm, mode in zip(norms, modes, strict=True):
-                norm.training = mode
+        with self.perturbed(), ExitStack() as stack:
+            for module in self.members.modules():
+                if isinstance(module, nn.modules.batchnorm._NormBase):
+                    stack.enter_context(evaluating(module))
+            yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -493,15 +489,9 @@ class View:
             x = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()), x)
             value = fn(x)
             real = [leaf for leaf in tree_leaves(x) if leaf.requires_grad]
-            found = iter(
-                torch.autograd.grad(value.sum(), real, retain_graph=True, allow_unused=not isinstance(x, Tensor))
-            )
-
-        def gradient_of(leaf: Tensor) -> Tensor | None:
-            gradient = next(found) if leaf.requires_grad else None
-            return None if gradient is None else gradient.detach()
-
-        return value, tree_map(gradient_of, x)
+            found = torch.autograd.grad(value.sum(), real, retain_graph=True, allow_unused=not isinstance(x, Tensor))
+        gradients = {id(leaf): gradient for leaf, gradient in zip(real, found, strict=True)}
+        return value, tree_map(lambda leaf: gradients.get(id(leaf)), x)
 
     def parameter_norms(self) -> Tensor:
         """Return the norm of each member's trainable parameters, `(members,)`: of all of them where members share them."""
@@ -513,26 +503,3 @@ class View:
     def expand(self, x: Any) -> Any:
         """Give every member the same inputs as its own: `(batch, ...)` to `(members, batch, ...)`."""
         return expand_rows(x, self.num_members)
-
-
-class PickedView(View):
-    """Rows of another view, gathered for a pass and scattered back."""
-
-    def __init__(self, whole: View, rows: Tensor) -> None:
-        members = whole.members
-        super().__init__(
-            members,
-            members.rows_of(whole.parameters, rows),
-            members.rows_of(whole.buffers, rows),
-            keys=lambda: whole.keys()[rows],
-            rows=rows if whole.rows is None else whole.rows[rows],
-            together=True,
-            whole=lambda: whole,
-        )
-        self.local_rows = rows
-
-    def _forward(self, x: Batch, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
-        outputs = super()._forward(x, own, run)
-        if self.training and not self._traceless:
-            self.members.put_rows(self.whole.buffers, self.local_rows, self.buffers)
-        return outputs

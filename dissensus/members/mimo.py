@@ -140,7 +140,7 @@ def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
     for node in dict.fromkeys((first, last)):
         layer: Any = part.module(node)
         outputs, inputs = layer.weight.shape[:2]
-        wider = like(layer, inputs * (count if node is first else 1), outputs * (count if node is last else 1))
+        wider = like(layer, outputs * (count if node is last else 1), inputs * (count if node is first else 1))
         net = put_layer(net, part.name(node), wider.train(layer.training))
     first_is_linear, last_is_linear = (isinstance(part.module(n), nn.Linear) for n in (first, last))
     flat = any(flattens(part, node) for node in before)
@@ -151,9 +151,7 @@ def _only(part: Traced, layers: set[fx.Node], what: str) -> fx.Node:
     found = [node for node in part.graph.nodes if node in layers]
     if len(found) != 1 or type(part.module(found[0])) not in LAYERS:
         names = ", ".join(part.name(node) for node in found) or "none"
-        raise ValueError(
-            f"MIMO widens the linear layer or convolution that {what}, of which there must be one; found {names}."
-        )
+        raise ValueError(f"MIMO widens the layer (linear, convolution) that {what}: there must be one; found {names}.")
     module = part.module(found[0])
     if getattr(module, "groups", 1) != 1 or not part.called_once(found[0]):
         raise ValueError(f"The layer {part.name(found[0])!r} has groups or runs twice, so it cannot be widened.")

@@ -12,7 +12,6 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
 from dissensus._signatures import checked
-from dissensus.architectures import _FlattenTo
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, View
 from dissensus.members.shared import OwnLayer, SharedMembers, made
@@ -70,9 +69,7 @@ class PackedEnsemble(SharedMembers):
         output: Output = None,
     ) -> None:
         if not alpha > 0 or gamma < 1 or gamma != int(gamma):
-            raise ValueError(
-                f"`alpha` must be positive and `gamma` a whole number, at least 1; got {alpha} and {gamma}."
-            )
+            raise ValueError(f"`alpha` must be positive and `gamma` at least 1; got {alpha} and {gamma}.")
         wide = made(make_net, num_members, seed)
         thin = _Thinned(wide, alpha / num_members, gamma).make
         nets = []
@@ -109,31 +106,28 @@ class _Packed(OwnLayer):
         super().__init__()
         self.count = len(layers)
         self.plain = [copy.deepcopy(layers[0]).to("meta")]
-        for name, parameter in layers[0].named_parameters():
-            rows = torch.cat([layer.get_parameter(name).detach() for layer in layers])
-            self.register_parameter(name, nn.Parameter(rows, parameter.requires_grad))
-        for name, buffer in layers[0].named_buffers():
-            joined = torch.cat([layer.get_buffer(name) for layer in layers]) if buffer.ndim else buffer
-            self.register_buffer(name, joined)
+        for name, tensor in tensors_of(layers[0]).items():
+            rows = torch.cat([tensors_of(layer)[name].detach() for layer in layers]) if tensor.ndim else tensor
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(name, nn.Parameter(rows, tensor.requires_grad))
+            else:
+                self.register_buffer(name, rows)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run every member's layer on its own rows."""
-        plain, own = self.plain[0].train(self.training), self._own()
+        plain, chosen = self.plain[0].train(self.training), self.chosen
+        own = {name: t.unflatten(0, (self.count, -1)) for name, t in tensors_of(self).items() if t.ndim}
+        if chosen is not None:
+            own = {name: t.index_select(0, chosen) for name, t in own.items()}
         common = {name: t for name, t in self.named_buffers() if not t.ndim}
-        by_member = x.unflatten(0, (self.count if self.chosen is None else len(self.chosen), -1))
+        by_member = x.unflatten(0, (self.count if chosen is None else len(chosen), -1))
         with RulesOfVmap() if torch.is_autocast_enabled(x.device.type) else nullcontext():
             found = vmap(lambda tensors, batch: functional_call(plain, tensors | common, (batch,)))(own, by_member)
-        if self.chosen is not None and self.training:
+        if chosen is not None and self.training:
             for name, buffer in self.named_buffers():
                 if buffer.ndim:
-                    buffer.unflatten(0, (self.count, -1)).index_copy_(0, self.chosen, own[name])
+                    buffer.unflatten(0, (self.count, -1)).index_copy_(0, chosen, own[name])
         return found.flatten(0, 1)
-
-    def _own(self) -> dict[str, Tensor]:
-        """Return tensors by member, `(members, ...)`, of those whose rows are there."""
-        every = {name: t.unflatten(0, (self.count, -1)) for name, t in tensors_of(self).items() if t.ndim}
-        rows = self.chosen
-        return every if rows is None else {name: t.index_select(0, rows) for name, t in every.items()}
 
     def alone(self, index: int) -> nn.Module:
         """Return one member's layer as a plain one."""
@@ -184,7 +178,6 @@ class _Thinned:
         self.net, self.part, self.factor, self.gamma = net, whole_graph(net), factor, gamma
         self.last, _ = nearest_layers(self.part, "output")
         self.layers: dict[str, Callable[[], nn.Module]] = {}
-        self.flat: dict[str, int] = {}
         self.widths: dict[fx.Node, tuple[int, int] | None] = {}
         for node in self.part.graph.nodes:
             self.widths[node] = self._follow(node)
@@ -198,25 +191,17 @@ class _Thinned:
             except ValueError as problem:  # groups that do not divide the widths
                 raise ValueError(f"{name!r} cannot be thinned so: {problem}. Choose another alpha or gamma.") from None
             net = put_layer(net, name, layer.train(net.get_submodule(name).training))
-        for name, features in self.flat.items():
-            setattr(net.get_submodule(name), "features", features)  # noqa: B010
         return net
-
-    def _width(self, width: int) -> int:
-        return self.gamma * max(1, ceil(width * self.factor / self.gamma - 1e-9))
 
     def _follow(self, node: fx.Node) -> tuple[int, int] | None:
         """Return what a node does to widths; note how to make its layer."""
-        module = self.part.module(node)
-        given = self._given(node)
+        module, given = self.part.module(node), self._given(node)
         if type(module) in _KNOWN:
             return self._layer(node, module, given)
-        if isinstance(module, _FlattenTo) and given is not None:
-            self.flat[self.part.name(node)] = module.features * given[1] // given[0]
         if node.op == "get_attr" or (module is not None and any(True for _ in module.parameters())):
             what = "a parameter" if module is None else f"a {type(module).__name__}"
             raise ValueError(
-                f"{self.part.prefix}{node.target} is {what}, whose widths PackedEnsemble does not know: it packs linear layers, "
+                f"{node.target} is {what}, whose widths PackedEnsemble does not know: it packs linear layers, "
                 "convolutions, batch, layer and group normalisation and embeddings. Make a DeepEnsemble of thinner networks."
             )
         return given
@@ -238,33 +223,37 @@ class _Thinned:
         name, last = self.part.name(node), node in self.last
         hooks = [*module._forward_hooks, *module._forward_pre_hooks]
         if hooks or not self.part.called_once(node):
-            raise ValueError(
-                f"{name!r} is used twice or has hooks, and its widths cannot be changed. Pack another network."
-            )
-        outputs, tensor = _width(module, name), next(module.parameters(), torch.empty(0))
-        options: dict[str, Any] = {"device": tensor.device, "dtype": tensor.dtype}
+            raise ValueError(f"{name!r} is used twice or has hooks, so its widths cannot be changed.")
+        outputs = _width(module, name)
         if isinstance(module, _NORMS):
-            self.layers[name] = _norm(module, self._takes(name, outputs, given), options)
+            self.layers[name] = partial(like, module, self._takes(name, outputs, given))
             return given
-        made = outputs if last else self._width(outputs)
+        made = outputs if last else self.gamma * max(1, ceil(outputs * self.factor / self.gamma - 1e-9))
         if isinstance(module, nn.Embedding):
-            self.layers[name] = partial(nn.Embedding, module.num_embeddings, made, **options)
+            self.layers[name] = partial(like, module, made, scale_grad_by_freq=False, sparse=False)
         else:
-            inputs = module.in_features if isinstance(module, nn.Linear) else module.in_channels
+            groups = getattr(module, "groups", 1)
+            inputs = self._takes(name, module.weight.shape[1] * groups, given)
             gamma = 1 if last or given is None else self.gamma
-            self.layers[name] = _mixing(module, self._takes(name, inputs, given), made, gamma)
+            if not isinstance(module, nn.Linear):
+                # Depthwise convolutions stay so; others get further groups.
+                groups = inputs if groups == module.in_channels > 1 else groups * gamma
+                self.layers[name] = partial(like, module, made, inputs, groups=groups)
+            elif gamma > 1 and inputs % gamma == 0:
+                self.layers[name] = partial(_GroupedLinear, module, inputs, made, gamma)
+            else:
+                self.layers[name] = partial(like, module, made, inputs)
         return None if last else (outputs, made)
 
     def _takes(self, name: str, inputs: int, given: tuple[int, int] | None) -> int:
         """Return how many inputs a thinned layer has."""
-        if given is None:
-            return inputs
-        if inputs % given[0]:
+        old, new = given or (1, 1)
+        if inputs % old:
             raise ValueError(
-                f"The layer {name!r} takes {inputs} features, not a multiple of the {given[0]} that are made before it. Pack "
+                f"The layer {name!r} takes {inputs} features, not a multiple of the {old} that are made before it. Pack "
                 "another network, or make a DeepEnsemble of thinner ones."
             )
-        return inputs // given[0] * given[1]
+        return inputs // old * new
 
 
 def _width(module: Any, name: str) -> int:
@@ -279,25 +268,3 @@ def _width(module: Any, name: str) -> int:
             "over the last axis and embed without padding_idx and max_norm."
         )
     return known[0]
-
-
-def _mixing(module: Any, inputs: int, outputs: int, gamma: int) -> Callable[[], nn.Module]:
-    """Return what makes a thin linear layer or convolution."""
-    if isinstance(module, nn.Linear):
-        grouped = gamma > 1 and inputs % gamma == 0
-        return lambda: _GroupedLinear(module, inputs, outputs, gamma) if grouped else like(module, inputs, outputs)
-    # Depthwise convolutions stay so; others get further groups.
-    groups = inputs if module.groups == module.in_channels > 1 else module.groups * gamma
-    return lambda: like(module, inputs, outputs, groups)
-
-
-def _norm(module: Any, width: int, options: dict[str, Any]) -> Callable[[], nn.Module]:
-    """Return what makes a normalisation of this width."""
-    if isinstance(module, nn.LayerNorm):
-        affine, bias = module.elementwise_affine, module.bias is not None
-        return lambda: nn.LayerNorm(width, module.eps, affine, bias, **options)
-    if isinstance(module, nn.GroupNorm):
-        return lambda: nn.GroupNorm(module.num_groups, width, module.eps, module.affine, **options)
-    return lambda: type(module)(
-        width, module.eps, module.momentum, module.affine, module.track_running_stats, **options
-    )

@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,7 +15,7 @@ from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import kept_as_is, look_at
 from dissensus.members.members import Keys, Members, under
-from dissensus.members.stacking import Tensors, check_nets, has_layer, keep_weights_apart, quiet_weights
+from dissensus.members.stacking import Tensors, check_nets, copies_of, has_layer, keep_weights_apart, quiet_weights
 from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, put_layer, rewind_dropout
 from dissensus.randomness import derive, seeded
 
@@ -104,13 +104,14 @@ class SharedMembers(Members):
 
     def run_rows(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         """Run rows that each belong to a member, `owners`; return their outputs."""
-        trains = self.net.training
-        if trains and "training" not in self.decisions:
-            self.decisions["training"] = {"random": self._probe(tensors, x, owners, keys)}
-        if trains and self.decisions["training"]["random"]:
-            with seeded(keys().tolist()[0], alone=True):
-                return self._run_net(tensors, x, owners, keys)
-        return self._run_net(tensors, x, owners, keys)
+        if self.net.training and "training" not in self.decisions:
+            # Whether the network draws random numbers that are not a dropout layer's.
+            with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
+                drawn, _ = look_at(lambda: self._run_net(copies_of(tensors), x.detach(), owners, keys))
+            self.decisions["training"] = {"random": bool(drawn)}
+        random = self.net.training and self.decisions["training"]["random"]
+        with seeded(keys().tolist()[0], alone=True) if random else nullcontext():
+            return self._run_net(tensors, x, owners, keys)
 
     def _run_net(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> Tensor:
         own = under("net.", tensors) | dropout_keys(self.net, lambda: keys()[0])
@@ -120,12 +121,6 @@ class SharedMembers(Members):
             outputs = call(self.net, own, fastest_layout(x), self.picks)
         rewind_dropout(self.net)
         return outputs
-
-    def _probe(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> bool:
-        """Whether the network draws random numbers that are not a dropout layer's."""
-        copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
-            return bool(look_at(lambda: self._run_net(copies, x.detach(), owners, keys))[0])
 
     def all_members(self, device: torch.device) -> Tensor:
         """Return the numbers of all members."""
@@ -144,10 +139,7 @@ class SharedMembers(Members):
         """Return the average of members that have weights of their own; there is none of views of one network."""
         if self.loss_over_members == "sum":
             return super().soup()
-        raise ValueError(
-            f"{type(self).__name__} members share their weights, so there is nothing to average. Average their predictions, or "
-            "take one with `member`."
-        )
+        raise ValueError(f"{type(self).__name__} members share their weights: average their predictions, or take one.")
 
 
 @contextmanager
@@ -178,9 +170,7 @@ def call(net: nn.Module, tensors: dict[str, Tensor], x: Batch, output: Output | 
         if given[name] is not tensor:
             tensor.copy_(given[name].detach())
     if not outputs.ndim or len(outputs) != len(x):
-        raise ValueError(
-            f"A network must give one output for each of {len(x)} inputs on its first axis; got shape {tuple(outputs.shape)}."
-        )
+        raise ValueError(f"A network must give one output for each of {len(x)} inputs; got {tuple(outputs.shape)}.")
     return outputs
 
 

@@ -54,9 +54,7 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
                     "heads use HeadEnsemble)."
                 )
     if len({id(net) for net in nets}) < len(nets):
-        raise ValueError(
-            "The same object is a member twice. Make a new network in every call of the factory, or copy it."
-        )
+        raise ValueError("The same object is a member twice. Make a new network in every call of the factory, or copy.")
 
 
 def _check_net(index: int, net: object) -> None:
@@ -69,19 +67,18 @@ def _check_net(index: int, net: object) -> None:
             "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
         )
     if lazy := [name for name, tensor in tensors.items() if torch.nn.parameter.is_lazy(tensor)]:
-        raise ValueError(
-            f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through the network before handing it over."
-        )
+        raise ValueError(f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through it before.")
 
 
 def can_stack(nets: Sequence[nn.Module]) -> bool:
     """Whether all nets have tensors of the same names, shapes and dtypes, so that they can be stored as one."""
-    layouts = [
-        [(n, t.shape, t.dtype, t.requires_grad, isinstance(t, nn.Parameter)) for n, t in tensors_of(net).items()]
-        for net in nets
-    ]
-    modules = [[name for name, _ in net.named_modules()] for net in nets]
-    return all(layout == layouts[0] for layout in layouts) and all(names == modules[0] for names in modules)
+    layouts = []
+    for net in nets:
+        tensors = [
+            (n, t.shape, t.dtype, t.requires_grad, isinstance(t, nn.Parameter)) for n, t in tensors_of(net).items()
+        ]
+        layouts.append((tensors, [name for name, _ in net.named_modules()]))
+    return all(layout == layouts[0] for layout in layouts)
 
 
 def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:
@@ -108,27 +105,23 @@ def why_another(
     if own.keys() != theirs.keys():
         return "they have other modules"
     for name, module in own.items():
-        where = f"module {name!r}" if name else "the module itself"
+        where, like = f"module {name!r}" if name else "the module itself", theirs[name]
+        # By name: parametrised modules get a class of their own each.
+        kind, wanted = ((type(m).__module__, type(m).__qualname__) for m in (module, like))
         if not soup and any(getattr(module, hooks, None) for hooks in _HOOKS):
             return f"{where} has hooks"
+        if kind != wanted:
+            return f"{where} is a {wanted[1]} in one member and a {kind[1]} in another"
         counts = () if soup and isinstance(module, nn.modules.dropout._DropoutNd) else kept
-        if why := _why_other_module(module, theirs[name], counts, where):
-            return why
-    return None
-
-
-def _why_other_module(module: nn.Module, like: nn.Module, kept: tuple[type, ...], where: str) -> str | None:
-    if _kind(module) != _kind(like):
-        return f"{where} is a {type(like).__name__} in one member and a {type(module).__name__} in another"
-    for key, value in module.__dict__.items():
-        if isinstance(value, kept) and key not in _BOOKKEEPING and not _equal(value, like.__dict__.get(key)):
-            return f"attribute {key!r} of {where} differs between members"
+        for key, value in module.__dict__.items():
+            if isinstance(value, counts) and key not in _BOOKKEEPING and not _equal(value, like.__dict__.get(key)):
+                return f"attribute {key!r} of {where} differs between members"
     return None
 
 
 def copies_of(tensors: Tensors) -> dict[str, Tensor]:
     """Return copies of tensors, by the same names."""
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def average(states: Sequence[Tensors]) -> dict[str, Tensor]:
@@ -146,15 +139,7 @@ def check_one_architecture(nets: Sequence[nn.Module]) -> None:
     for net in nets[1:]:
         why = why or why_another(net, first, PLAIN, soup=True) or why_another(first, net, PLAIN, soup=True)
     if why is not None:
-        raise ValueError(
-            f"A soup averages weights of members that have one architecture; these differ: {why}. Average their predictions "
-            "instead."
-        )
-
-
-def _kind(module: nn.Module) -> tuple[str, str]:
-    # By name: parametrised modules get a class of their own each.
-    return type(module).__module__, type(module).__qualname__
+        raise ValueError(f"A soup averages members of one architecture; these differ: {why}. Average predictions.")
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -175,17 +160,15 @@ def _same_parts(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 _SAME: Mapping[type, Callable[[Any, Any], bool]] = {
-    types.FunctionType: lambda a, b: a.__code__ is b.__code__ and _equal(_held(a), _held(b)),
+    types.FunctionType: lambda a, b: (
+        a.__code__ is b.__code__ and _equal((a.__defaults__, a.__closure__), (b.__defaults__, b.__closure__))
+    ),
+    types.CellType: lambda a, b: _equal(a.cell_contents, b.cell_contents),
     list: _same_parts,
     tuple: _same_parts,
     dict: lambda a, b: a.keys() == b.keys() and all(_equal(value, b[key]) for key, value in a.items()),
     Tensor: lambda a, b: a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b),
 }
-
-
-def _held(function: types.FunctionType) -> list[Any]:
-    """Return what a function keeps beside its code."""
-    return [function.__defaults__, *(cell.cell_contents for cell in function.__closure__ or ())]
 
 
 def stack(nets: Sequence[nn.Module]) -> nn.Module:
@@ -312,6 +295,7 @@ def join(outputs: Sequence[Any]) -> Any:
     return torch.stack(list(outputs))
 
 
+FASTER_APART = "convolutions are faster one member at a time"
 PROBE_ROWS = 4
 PROBE_MEMBERS = 2
 

@@ -172,10 +172,7 @@ class SWAG(Trajectory):
         output: Output = None,
     ) -> None:
         if not 0.0 <= start < 1.0 or rank < 0 or scale < 0:
-            raise ValueError(
-                "`start` must be in [0, 1), `rank` and `scale` not negative; got "
-                f"start={start}, rank={rank}, scale={scale}."
-            )
+            raise ValueError(f"`start` must be in [0, 1), `rank` and `scale` at least 0; got {start}, {rank}, {scale}.")
         super().__init__(make_net, num_members, seed, output=output)
         self.start, self.rank, self.scale = start, rank, scale
         weights = self._weights()

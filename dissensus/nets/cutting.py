@@ -77,10 +77,7 @@ def cut(
         return head
 
     if fresh and not _renew(copy.deepcopy(template), reset):
-        raise ValueError(
-            f"No layer from {name!r} on can be given new weights, so all heads would be the same. Pass `reset`, or "
-            "fresh=False."
-        )
+        raise ValueError(f"No layer from {name!r} on can be given new weights. Pass `reset`, or fresh=False.")
     return backbone, make_head
 
 
@@ -104,9 +101,7 @@ class _Part(nn.Module):
         if self.select is None:
             return output
         if output.ndim != 3:
-            raise ValueError(
-                f"`token` picks one of (batch, tokens, width); what crosses the cut is shaped {tuple(output.shape)}."
-            )
+            raise ValueError(f"`token` picks one of (batch, tokens, width); {tuple(output.shape)} crosses the cut.")
         return output[:, self.select]
 
 
@@ -136,9 +131,7 @@ class _Tracer(fx.Tracer):
 def _trace(model: nn.Module, inside: str) -> fx.Graph:
     if inside.removesuffix(".") not in dict(model.named_modules()):
         similar = [name for name, _ in model.named_modules() if name][-8:]
-        raise ValueError(
-            f"There is no layer {inside!r} in {type(model).__name__}; its last ones are {', '.join(similar)}."
-        )
+        raise ValueError(f"There is no layer {inside!r} in {type(model).__name__}; the last are {', '.join(similar)}.")
     try:
         with evaluating(model):
             graph = _Tracer(inside).trace(_OneInput(model))
@@ -231,7 +224,7 @@ def _replace_last_linear(head: nn.Module, outputs: int) -> None:
         raise ValueError("`outputs` replaces the last linear layer, and the heads have none.")
     old = head.get_submodule(linear[-1])
     assert isinstance(old, nn.Linear)
-    put_layer(head, linear[-1], like(old, old.in_features, outputs))
+    put_layer(head, linear[-1], like(old, outputs))
 
 
 @torch.no_grad()
@@ -239,7 +232,4 @@ def _check(model: nn.Module, backbone: nn.Module, rest: nn.Module, example: Tens
     with evaluating(model):
         wanted, got = model(example), rest(backbone(example))
     if wanted.shape != got.shape or not torch.allclose(wanted, got, rtol=1e-3, atol=1e-4):
-        raise ValueError(
-            f"Backbone and head cut at {name!r} do not give what the network gives. If `token` is set, the rest looks at "
-            "other tokens too; leave it out."
-        )
+        raise ValueError(f"The parts cut at {name!r} do not give what the network gives. If `token` is set, omit it.")

@@ -23,7 +23,8 @@ class KeyedDropout(nn.Module):
         super().__init__()
         self.plain = type(layer)
         self.p = float(layer.p)  # type: ignore[arg-type]
-        self.by_feature, self.alpha = _KINDS[self.plain]
+        self.by_feature = self.plain not in (nn.Dropout, nn.AlphaDropout)
+        self.alpha = self.plain in (nn.AlphaDropout, nn.FeatureAlphaDropout)
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
         self.calls = 0
         self.train(layer.training)
@@ -52,14 +53,7 @@ class KeyedDropout(nn.Module):
         return f"p={self.p}"
 
 
-_KINDS: dict[type[nn.Module], tuple[bool, bool]] = {
-    nn.Dropout: (False, False),
-    nn.Dropout1d: (True, False),
-    nn.Dropout2d: (True, False),
-    nn.Dropout3d: (True, False),
-    nn.AlphaDropout: (False, True),
-    nn.FeatureAlphaDropout: (True, True),
-}
+_KINDS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def key_dropout(net: nn.Module, keyed: type[KeyedDropout] = KeyedDropout) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -12,17 +13,13 @@ from dissensus.nets.graphs import LAYERS
 from dissensus.randomness import derive, evaluating, seeded
 
 
-def by_group(pair: Tensor, groups: int, axis: int) -> Tensor:
-    """Return the channels of two inputs, joined along an axis from the end, with those of each group together."""
-    apart = pair.unflatten(axis, (2, groups, -1))
-    return apart.transpose(axis - 2, axis - 1).flatten(axis - 2, axis)
-
-
 class _GroupedPairs(nn.modules.conv._ConvNd):
-    """A convolution in groups over two joined inputs: each group's channels of both."""
+    """A convolution in groups over two inputs, joined on their channels: each group's channels of both."""
 
     def forward(self, input: Tensor) -> Tensor:
-        output: Tensor = super().forward(by_group(input, self.groups, 1 - self.weight.ndim))
+        axis = 1 - self.weight.ndim
+        apart = input.unflatten(axis, (2, self.groups, -1))
+        output: Tensor = super().forward(apart.transpose(axis - 2, axis - 1).flatten(axis - 2, axis))
         return output
 
 
@@ -57,34 +54,8 @@ def run(net: nn.Module, x: Tensor) -> Tensor:
     with evaluating(net), torch.no_grad(), seeded(0):
         output: object = net(x)
     if not isinstance(output, Tensor):
-        raise ValueError(
-            f"A member must return one tensor; got {type(output).__name__}. Wrap it in a module that returns the tensor."
-        )
+        raise ValueError(f"A member must return one tensor; got {type(output).__name__}. Wrap it to do so.")
     return output
-
-
-def find_places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -> Places | None:
-    """Return where a layer finds two batches of random inputs, joined along an axis from the end; None if not both.
-
-    Networks may rearrange their inputs before the layer: flattened, cut into patches, channels moved to the end. So the layer's
-    columns are told by the values that reach them, which are random and therefore differ.
-    """
-    weight = net.get_submodule(name).weight
-    assert isinstance(weight, Tensor)
-    columns = []
-    for x in (*pair, torch.cat(pair, dim=axis)):
-        if (taken := _taken(net, x, until=name).get(name)) is None:
-            return None
-        columns.append(taken.movedim(1 - weight.ndim, -1))
-    first, second, both = columns
-    count = first.shape[-1]
-    if both.shape != (*first.shape[:-1], 2 * count):
-        return None
-    # But for rounding, of which a resizing before the layer leaves some.
-    if _close(both[..., :count], first) and _close(both[..., count:], second):
-        order = torch.arange(2 * count, device=both.device)
-        return Places(order[:count], order[count:])
-    return _by_value(first, second, both)
 
 
 def _taken(net: nn.Module, x: Tensor, until: str | None = None) -> dict[str, Tensor]:
@@ -98,35 +69,35 @@ def _taken(net: nn.Module, x: Tensor, until: str | None = None) -> dict[str, Ten
         if name == until:
             raise _Reached
 
-    hooks = []
-    for name, module in net.named_modules():
-        is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
-        if isinstance(module, LAYERS) or is_leaf:
-            hooks.append(module.register_forward_pre_hook(partial(note, name=name), with_kwargs=True))
-    try:
+    with ExitStack() as hooks, suppress(_Reached):
+        for name, module in net.named_modules():
+            is_leaf = next(module.children(), None) is None and next(module.parameters(), None) is not None
+            if isinstance(module, LAYERS) or is_leaf:
+                hooks.enter_context(module.register_forward_pre_hook(partial(note, name=name), with_kwargs=True))
         run(net, x)
-    except _Reached:
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
     return taken
 
 
-def _by_value(first: Tensor, second: Tensor, both: Tensor) -> Places | None:
+def _found(first: Tensor, second: Tensor, both: Tensor) -> Places | None:
+    """Return in which columns of what a layer takes of two joined inputs those of each are; None if not all of them are there."""
+
     def as_bytes(columns: Tensor) -> list[bytes]:
         # Adding 0 makes one zero of the two; float32 holds the shorter formats exactly.
         values = (columns.to(torch.promote_types(columns.dtype, torch.float32)) + 0.0).flatten(0, -2)
         return [column.tobytes() for column in values.T.contiguous().cpu().numpy()]
 
+    count = first.shape[-1]
+    if both.shape != (*first.shape[:-1], 2 * count):
+        return None
+    # But for rounding, of which a resizing before the layer leaves some.
+    if _close(both[..., :count], first) and _close(both[..., count:], second):
+        return Places(*torch.arange(2 * count, device=both.device).split(count))
     # Columns that are alike, such as those of padding, are given out in turn.
     free: defaultdict[bytes, deque[int]] = defaultdict(deque)
     for place, column in enumerate(as_bytes(both)):
         free[column].append(place)
     found = [[free[c].popleft() for c in as_bytes(each) if free[c]] for each in (first, second)]
-    if any(len(each) < first.shape[-1] for each in found):
-        return None
-    return Places(*torch.tensor(found, device=both.device))
+    return None if min(map(len, found)) < count else Places(*torch.tensor(found, device=both.device))
 
 
 Initialise = Literal["fresh", "sum"]
@@ -243,22 +214,29 @@ def _common_axis(
 
 
 def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -> Places:
-    """Return which columns of a layer's weight are to meet each of two inputs, or say why there are none."""
+    """Return which columns of a layer's weight are to meet each of two inputs, joined along an axis, or say why there are none.
+
+    Networks may rearrange their inputs before the layer: flattened, cut into patches, channels moved to the end. So the layer's
+    columns are told by the values that reach them, which are random and therefore differ.
+    """
     layer = net.get_submodule(name)
+    assert isinstance(layer, LAYERS)
     try:
-        found = find_places(net, name, pair, axis)
+        taken = [_taken(net, x, until=name).get(name) for x in (*pair, torch.cat(pair, dim=axis))]
+        first, second, both = (None if t is None else t.movedim(1 - layer.weight.ndim, -1) for t in taken)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
         why = f"what the network does before that layer does not go with them: {_first_line(problem)}"
         advice = "Move it (normalisation, checks of shape) out of the network."
         raise _cannot(name, layer, f"{why}. {advice}{_others(net, pair[0], name)}") from problem
+    found = None if first is None or second is None or both is None else _found(first, second, both)
     if found is None:
         why = "they do not reach it as they are: the network makes something else of them before. Move that out of the network."
         raise _cannot(name, layer, why + _others(net, pair[0], name))
     groups = _groups(layer)
     if groups == 1:
         return found
-    both = torch.cat(found)
-    if not torch.equal(both, torch.arange(len(both), device=both.device)):
+    order = torch.cat(found)
+    if not torch.equal(order, torch.arange(len(order), device=order.device)):
         why = f"it convolves in {groups} groups, among which the network has dealt out its inputs anew"
         raise _cannot(name, layer, f"{why}. Move that out of the network.")
     # Each group meets its own share of both inputs.

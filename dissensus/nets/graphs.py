@@ -1,19 +1,19 @@
 """A network's operations as graphs: what each one does to the channels that flow through it, and the places where masks can act."""
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import torch
 from torch import fx, nn
-
-from dissensus.architectures import _FlattenTo
-from dissensus.nets.dropout import KeyedDropout
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 # Layers that mix channels.
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 Effect = Literal[
     "activates", "moves zero", "passes", "normalises", "pools", "flattens", "averages", "combines", "other"
@@ -23,46 +23,24 @@ Effect = Literal[
 _ACTIVATIONS: tuple[Effect, ...] = ("activates", "moves zero")
 _KEEPS_ZERO: tuple[Effect, ...] = ("activates", "passes", "pools")
 
-
-def _layers(names: str) -> tuple[type[nn.Module], ...]:
-    return tuple(getattr(nn, name) for name in names.split())
-
-
-_POOLS = "MaxPool{0}d AvgPool{0}d AdaptiveAvgPool{0}d AdaptiveMaxPool{0}d"
-_BY_LAYER: Mapping[Effect, tuple[type[nn.Module], ...]] = {
-    "activates": _layers(
-        "ReLU ReLU6 LeakyReLU PReLU ELU CELU SELU GELU SiLU Mish Hardswish Tanh Tanhshrink Softsign Softshrink Hardshrink"
-    ),
-    "moves zero": _layers("Sigmoid Softplus Hardtanh Hardsigmoid LogSigmoid"),
-    "passes": (
-        *_layers("Identity Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout"),
-        KeyedDropout,
-    ),
-    "normalises": _BATCH_NORMS,
-    "pools": (*(layer for n in (1, 2, 3) for layer in _layers(_POOLS.format(n))), nn.Upsample),
-}
-_POOL_NAMES = "max_pool{0}d avg_pool{0}d adaptive_avg_pool{0}d adaptive_max_pool{0}d"
-_BY_FUNCTION: Mapping[Effect, str] = {
-    "activates": "relu relu_ relu6 leaky_relu elu celu selu gelu silu mish hardswish tanh tanh_ tanhshrink softsign",
+# Layers and functions by name, in small letters and without underscores; what is known as a layer only as its class is written.
+_NAMES: Mapping[Effect, str] = {
+    "activates": "PReLU relu relu6 leakyrelu elu celu selu gelu silu mish hardswish tanh tanhshrink softsign softshrink hardshrink",
     "moves zero": "sigmoid softplus hardtanh hardsigmoid logsigmoid",
-    "passes": "dropout contiguous",
-    "pools": " ".join(_POOL_NAMES.format(n) for n in (1, 2, 3)),
+    "passes": "identity dropout dropout1d dropout2d dropout3d alphadropout featurealphadropout keyeddropout contiguous",
+    "normalises": "_BatchNorm",
+    "pools": "upsample "
+    + " ".join(f"{kind}pool{n}d" for n in (1, 2, 3) for kind in ("max", "avg", "adaptiveavg", "adaptivemax")),
 }
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The operations of a network, or of the part of it at `prefix` (with a dot) that could be traced, and how often modules are called."""
+    """The operations of a network, or of the part of it at `prefix` (with a dot) that could be traced."""
 
     root: nn.Module
     prefix: str
     graph: fx.Graph
-    calls: Counter[str]
-
-    @property
-    def whole(self) -> bool:
-        """Whether this is the whole network."""
-        return not self.prefix
 
     def module(self, node: fx.Node) -> nn.Module | None:
         """Return the module that a node calls."""
@@ -74,7 +52,7 @@ class Traced:
 
     def called_once(self, node: fx.Node) -> bool:
         """Whether a node is the only call of its module."""
-        return self.calls[str(node.target)] == 1
+        return len(self.graph.find_nodes(op="call_module", target=node.target)) == 1
 
 
 class _Tracer(fx.Tracer):
@@ -93,8 +71,7 @@ def trace(net: nn.Module, prefix: str = "") -> list[Traced]:
         graph = _Tracer().trace(net)
     except Exception:  # whatever a user's forward does that cannot be traced
         return [found for name, child in net.named_children() for found in trace(child, f"{prefix}{name}.")]
-    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
-    return [Traced(net, prefix, graph, calls)]
+    return [Traced(net, prefix, graph)]
 
 
 def function_name(node: fx.Node) -> str:
@@ -106,24 +83,20 @@ def function_name(node: fx.Node) -> str:
 
 def effect_of(part: Traced, node: fx.Node) -> Effect:
     """Return what a node does to channels."""
-    module, name = part.module(node), function_name(node)
+    module, function = part.module(node), function_name(node)
     if getattr(module, "return_indices", False):
         return "other"
-    found: list[Effect] = [effect for effect, layers in _BY_LAYER.items() if isinstance(module, layers)]
-    found += [effect for effect, names in _BY_FUNCTION.items() if name in names.split()]
-    if found:
-        return found[0]
+    kinds = [kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith(("torch.nn.", "dissensus."))]
+    names = {*kinds, *(name.lower().replace("_", "") for name in (*kinds, function))}
+    if found := next((effect for effect, known in _NAMES.items() if names & set(known.split())), None):
+        return found
     if flattens(part, node):
         return "flattens"
     if _averages(node):
         return "averages"
-    return "combines" if _combines(node) else "other"
-
-
-def _combines(node: fx.Node) -> bool:
     # Functions of torch and of operator, and methods.
-    named = function_name(node) in ("add", "add_", "iadd", "sub", "mul", "mul_", "imul")
-    return named and sum(isinstance(value, fx.Node) for value in node.args) > 1
+    several = sum(isinstance(value, fx.Node) for value in node.args) > 1
+    return "combines" if several and function in ("add", "add_", "iadd", "sub", "mul", "mul_", "imul") else "other"
 
 
 def channelwise(effect: Effect, spatial: bool) -> bool:
@@ -140,12 +113,10 @@ def reads_shape(node: fx.Node) -> bool:
 
 def channel_parameters(module: nn.Module | None) -> list[str]:
     """Return names of tensors that hold one value a channel in a channelwise module."""
-    if isinstance(module, _BATCH_NORMS):
-        names = ("weight", "bias", "running_mean", "running_var")
-        return [name for name in names if getattr(module, name) is not None]
+    names = ("weight", "bias", "running_mean", "running_var") if isinstance(module, _BatchNorm) else ()
     if isinstance(module, nn.PReLU) and module.num_parameters > 1:
-        return ["weight"]
-    return []
+        names = ("weight",)
+    return [name for name in names if getattr(module, name) is not None]
 
 
 def flattens(part: Traced, node: fx.Node) -> bool:
@@ -153,8 +124,6 @@ def flattens(part: Traced, node: fx.Node) -> bool:
     module = part.module(node)
     if isinstance(module, nn.Flatten):
         return module.start_dim == 1 and module.end_dim == -1
-    if isinstance(module, _FlattenTo):
-        return True
     name, arguments = function_name(node), node.args[1:]
     if name == "flatten":
         return (node.kwargs.get("start_dim", arguments[0] if arguments else 0), arguments[1:]) == (1, ())
@@ -170,23 +139,28 @@ def _averages(node: fx.Node) -> bool:
 
 
 # Layers that say how many features they give: the attribute that does, and the axis of the features.
-_WIDTHS: Mapping[type[nn.Module] | tuple[type[nn.Module], ...], tuple[str, int]] = {
+_WIDTHS: Mapping[type[nn.Module], tuple[str, int]] = {
     nn.Linear: ("out_features", -1),
-    nn.modules.conv._ConvNd: ("out_channels", 1),
-    (*_BATCH_NORMS, nn.modules.instancenorm._InstanceNorm): ("num_features", 1),
+    _ConvNd: ("out_channels", 1),
+    nn.modules.batchnorm._NormBase: ("num_features", 1),
     nn.GroupNorm: ("num_channels", 1),
+    nn.LayerNorm: ("normalized_shape", -1),
     nn.Embedding: ("embedding_dim", -1),
 }
 
 
+def width_name(module: nn.Module | None) -> tuple[str, int]:
+    """Return the attribute in which a module says how many features it gives, and their axis; no name where it does not."""
+    return next((says for kind, says in _WIDTHS.items() if isinstance(module, kind)), ("", 0))
+
+
 def width_of(module: nn.Module | None) -> tuple[int, int] | None:
     """Return how many features a module gives and on which axis, where the module itself says so."""
-    for kinds, (name, axis) in _WIDTHS.items():
-        if isinstance(module, kinds):
-            return int(getattr(module, name)), axis
-    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
-        return module.normalized_shape[0], -1
-    return None
+    name, axis = width_name(module)
+    width = getattr(module, name, None)
+    if isinstance(width, tuple):
+        width = width[0] if len(width) == 1 else None
+    return None if width is None else (int(width), axis)
 
 
 def only_input(node: fx.Node) -> fx.Node | None:
@@ -203,7 +177,7 @@ def mixing_layer(module: nn.Module | None) -> bool:
 def whole_graph(net: nn.Module) -> Traced:
     """Return a network's operations as one graph, or say that they cannot be read."""
     parts = trace(net)
-    if len(parts) != 1 or not parts[0].whole:
+    if len(parts) != 1 or parts[0].prefix:
         raise ValueError(
             "The network's graph cannot be read (torch.fx), so which widths go together, and which layers come first and last, cannot "
             "be told. Take a network without branches on values, or make a DeepEnsemble."
@@ -225,15 +199,17 @@ def nearest_layers(part: Traced, end: Literal["placeholder", "output"]) -> tuple
     return found, between
 
 
-def like(layer: Any, inputs: int, outputs: int, groups: int = 1) -> nn.Module:
-    """Return a new linear layer or convolution that is as this one but for its widths."""
-    options = {"bias": layer.bias is not None, "device": layer.weight.device, "dtype": layer.weight.dtype}
-    if isinstance(layer, nn.Linear):
-        return nn.Linear(inputs, outputs, **options)
-    names = ("kernel_size", "stride", "padding", "dilation", "padding_mode")
-    options |= {name: getattr(layer, name) for name in names}
-    convolution: nn.Module = type(layer)(inputs, outputs, groups=groups, **options)
-    return convolution
+def like(layer: Any, outputs: int, inputs: int | None = None, **changed: Any) -> nn.Module:
+    """Return a new layer of torch's that is made as this one was, but for its widths and what else is changed."""
+    kind, (width, _) = nn.Linear if isinstance(layer, nn.Linear) else type(layer), width_name(layer)
+    tensor = next(layer.parameters(), torch.empty(0))
+    made = {name: getattr(layer, name, None) for name in inspect.signature(kind).parameters if name[0] != "_"}
+    if "bias" in made:
+        made["bias"] = layer.bias is not None
+    if inputs is not None:
+        changed[width.replace("out_", "in_")] = inputs
+    new: nn.Module = kind(**made | {"device": tensor.device, "dtype": tensor.dtype, width: outputs} | changed)
+    return new
 
 
 @dataclass(frozen=True)
@@ -247,22 +223,17 @@ class Slice:
 
 @dataclass
 class Side:
-    """What lies before or after a mask: tensors that hold the channels, layers that check the size of flattened ones, why it is fixed."""
+    """What lies before or after a mask: tensors that hold the channels, and why it is fixed."""
 
     slices: list[Slice] = field(default_factory=list)
-    flattens: list[str] = field(default_factory=list)
     why_fixed: str | None = None
 
     def fix(self, why: str) -> None:
         """Note the first reason."""
         self.why_fixed = self.why_fixed or why
 
-    def fixed(self, why: str) -> "Side":
-        """Return the side with this reason, unless it has one."""
-        return replace(self, why_fixed=self.why_fixed or why)
 
-
-@dataclass(frozen=True)
+@dataclass
 class Site:
     """A place for a mask, after the module of this name: its channels and their axis, what makes and what takes them.
 
@@ -271,10 +242,10 @@ class Site:
     """
 
     name: str
-    width: int
-    axis: int
-    before: Side
-    after: Side
+    width: int = 0
+    axis: int = 1
+    before: Side = field(default_factory=Side)
+    after: Side = field(default_factory=Side)
     source: str | None = None
     keeps_zero: bool = False
     combined: bool = False
@@ -287,58 +258,49 @@ class Site:
 
     def fixed(self, why: str) -> "Site":
         """Return the place with channels that cannot be changed on either side."""
-        return replace(self, before=self.before.fixed(why), after=self.after.fixed(why))
+        before, after = (replace(side, why_fixed=side.why_fixed or why) for side in (self.before, self.after))
+        return replace(self, before=before, after=after)
 
     def __str__(self) -> str:
         return f"{self.name!r} ({self.width} channels)"
 
 
-def find_site(part: Traced, node: fx.Node, tied: Set[str]) -> Site | None:
-    """Return the place after a module's only call; None where its width cannot be told. `tied` parameters are several layers'."""
-    walk = _Walk(part, tied)
-    previous: fx.Node | None = node
-    while previous is not None:
-        previous = walk.back(previous)
-    if walk.pooled and walk.linear:
-        walk.before.fix("it is pooled along its features")
-    walk.on(node, spatial=walk.width is not None and walk.axis == 1 and not walk.linear and not walk.flat)
-    if walk.width is None:
-        return None
-    source = None if walk.source is None else part.name(walk.source)
-    ends = (walk.keeps_zero, walk.combined, walk.leaves and part.whole)
-    return Site(part.name(node), walk.width, walk.axis, walk.before, walk.after, source, *ends)
-
-
 class _Walk:
-    """Follows channels back to the layer that makes them and on to all that take them; notes the tensors on the way, width and axis."""
+    """Follows channels back to the layer that makes them and on to all that take them, and notes in a `site` what it meets.
 
-    def __init__(self, part: Traced, tied: Set[str]) -> None:
-        self.part, self.tied = part, tied
-        self.before, self.after = Side(), Side()
-        self.source: fx.Node | None = None
-        self.width: int | None = None
-        self.axis = 1
-        self.linear = self.pooled = self.flat = self.combined = self.leaves = False
-        self.keeps_zero = True
+    `tied` parameters are several layers'. The site is that after a module's only call; it has no width where none could be told.
+    """
+
+    def __init__(self, part: Traced, node: fx.Node, tied: Set[str]) -> None:
+        self.part, self.tied, self.site = part, tied, Site(part.name(node), keeps_zero=True)
+        self.linear = self.pooled = self.flat = False
+        previous: fx.Node | None = node
+        while previous is not None:
+            previous = self.back(previous)
+        if self.pooled and self.linear:
+            self.site.before.fix("it is pooled along its features")
+        known = self.site.width > 0 and not (self.linear or self.flat)
+        self.on(node, spatial=known and self.site.axis == 1)
+        self.site.leaves &= not part.prefix
 
     def back(self, node: fx.Node) -> fx.Node | None:
         """Take note of one operation; return the one that it takes the channels from, None where the way ends."""
-        part, module, effect = self.part, self.part.module(node), effect_of(self.part, node)
-        if (here := width_of(module)) is not None:
-            if self.width is None:
-                self.width, self.axis = here
-            elif here[0] != self.width:
-                self.before.fix("its features are on another axis than the layer before says")
+        module, effect, site = self.part.module(node), effect_of(self.part, node), self.site
+        here = width_of(module)
+        if here is not None and not site.width:
+            site.width, site.axis = here
+        elif here is not None and here[0] != site.width:
+            site.before.fix("its features are on another axis than the layer before says")
         if mixing_layer(module):
-            self._hold(self.before, node, ["weight", "bias"], 0)
-            self.source, self.linear = node, isinstance(module, nn.Linear)
+            self._hold(site.before, node, ["weight", "bias"], 0)
+            site.source, self.linear = self.part.name(node), isinstance(module, nn.Linear)
             return None
         self.flat |= effect in ("flattens", "averages")
         if effect == "combines":
-            self.before.fix("it is fed by a sum or product of tensors")
+            site.before.fix("it is fed by a sum or product of tensors")
         elif not channelwise(effect, spatial=True) and effect != "averages":
             flat = effect == "flattens"
-            self.before.fix("it is masked after flattening" if flat else f"it is fed by {describe(part, node)}")
+            site.before.fix("it is masked after flattening" if flat else f"it is fed by {describe(self.part, node)}")
             return None
         return self._before(node, module, effect)
 
@@ -346,11 +308,11 @@ class _Walk:
         """Return what an operation takes, whose channels it passes on."""
         previous = only_input(node)
         if previous is None:
-            self.before.fix("its input could not be followed")
+            self.site.before.fix("its input could not be followed")
             return None
         if len(_takers(previous)) > 1:
-            self.before.fix("its input is used elsewhere too")
-        self._hold(self.before, node, channel_parameters(module), 0)
+            self.site.before.fix("its input is used elsewhere too")
+        self._hold(self.site.before, node, channel_parameters(module), 0)
         self.pooled |= not channelwise(effect, spatial=False)
         return previous
 
@@ -374,36 +336,34 @@ class _Walk:
                 self._take(user, ["weight"], 1)
             elif channelwise(effect, spatial):
                 self._take(user, channel_parameters(module), 0)
-                self.keeps_zero = self.keeps_zero and effect in _KEEPS_ZERO
+                self.site.keeps_zero &= effect in _KEEPS_ZERO
                 self.on(user, spatial)
             elif spatial and effect in ("flattens", "averages"):
-                if isinstance(module, _FlattenTo):
-                    self.after.flattens.append(self.part.name(user))
                 self.on(user, spatial=False)
             else:
                 self._end_at(user, effect)
 
     def _end_at(self, user: fx.Node, effect: Effect) -> None:
         """Note what takes the channels and cannot do with fewer."""
+        self.site.leaves |= user.op == "output"
+        self.site.combined |= effect == "combines"
         if user.op == "output":
-            self.leaves = True
-            self.after.fix("it reaches the output")
+            self.site.after.fix("it reaches the output")
         elif effect == "combines":
-            self.combined = True
-            self.after.fix("it meets a sum or product of tensors")
+            self.site.after.fix("it meets a sum or product of tensors")
         else:
-            self.after.fix(f"it feeds {describe(self.part, user)}")
+            self.site.after.fix(f"it feeds {describe(self.part, user)}")
 
     def _take(self, user: fx.Node, names: Sequence[str], axis: int) -> None:
         """Note the tensors of a layer that hold the channels along an axis."""
         if not names:
             return
-        size = int(getattr(self.part.module(user), names[0]).shape[axis])
-        self.width = self.width or size
-        if size % self.width:
-            self.after.fix(f"{self.part.name(user)!r} takes {size} features, not a multiple of {self.width}")
-            return
-        self._hold(self.after, user, names, axis, size // self.width)
+        size, after = int(getattr(self.part.module(user), names[0]).shape[axis]), self.site.after
+        self.site.width = self.site.width or size
+        if size % self.site.width:
+            after.fix(f"{self.part.name(user)!r} takes {size} features, not a multiple of {self.site.width}")
+        else:
+            self._hold(after, user, names, axis, size // self.site.width)
 
 
 def masked_node(part: Traced, node: fx.Node) -> fx.Node | None:
@@ -450,26 +410,16 @@ class Map:
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net
-        self.parts = trace(net)
-        counts = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
-        self.tied = {n for n, p in net.named_parameters(remove_duplicate=False) if counts[id(p)] > 1}
-        self.stem = self._stem()
-        calls = [
-            (part, node) for part in self.parts for node in part.graph.nodes if effect_of(part, node) in _ACTIVATIONS
-        ]
-        found = [self.site_at(part, past_norms(part, node)) for part, node in calls]
-        self.candidates = _unique([*found, *self._in_transformers()])
-
-    def _stem(self) -> str | None:
-        """Name of the first layer if it is a convolution."""
-        for part in self.parts:
-            for node in part.graph.nodes:
-                module = part.module(node)
-                if isinstance(module, nn.modules.conv._ConvNd):
-                    return part.name(node)
-                if isinstance(module, nn.Linear | nn.Embedding):
-                    return None
-        return None
+        named = list(net.named_parameters(remove_duplicate=False))
+        counts = Counter(id(p) for _, p in named)
+        self.tied = {name for name, p in named if counts[id(p)] > 1}
+        self.nodes = [(part, node) for part in trace(net) for node in part.graph.nodes]
+        weighted = [(part.name(node), part.module(node)) for part, node in self.nodes]
+        weighted = [found for found in weighted if isinstance(found[1], (_ConvNd, nn.Linear, nn.Embedding))]
+        # Name of the first layer if it is a convolution.
+        self.stem = weighted[0][0] if weighted and isinstance(weighted[0][1], _ConvNd) else None
+        calls = [(part, past_norms(part, node)) for part, node in self.nodes if effect_of(part, node) in _ACTIVATIONS]
+        self.candidates = _unique([*(self.site_at(*call) for call in calls), *self._in_transformers()])
 
     def _in_transformers(self) -> list[Site]:
         """Places inside torch's own transformer layers, which tracing does not look into."""
@@ -479,14 +429,15 @@ class Map:
                 first = f"{name}.linear1"
                 before = Side([Slice(f"{first}.{own}", 0) for own, _ in module.linear1.named_parameters()])
                 after = Side([Slice(f"{name}.linear2.weight", 1)])
-                zero = getattr(module.activation, "__name__", "") in _BY_FUNCTION["activates"].split()
+                zero = getattr(module.activation, "__name__", "") in _NAMES["activates"].split()
                 found.append(Site(first, module.linear1.out_features, -1, before, after, first, zero))
         return found
 
     def site_at(self, part: Traced, node: fx.Node) -> Site | None:
         """Return the place after an operation, or None if no module there can be masked."""
         place = masked_node(part, node)
-        return None if place is None else find_site(part, place, self.tied)
+        site = None if place is None else _Walk(part, place, self.tied).site
+        return site if site is not None and site.width else None
 
     def choose(self, layers: Layers) -> list[Site]:
         """Return the places that were asked for, each once."""
@@ -503,20 +454,16 @@ class Map:
 
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
-            return self._by_default()
-        if callable(layers) and not isinstance(layers, type):
-            return self._by_test(layers)
-        asked = (layers,) if isinstance(layers, str | type) else tuple(layers)
-        if all(isinstance(kind, type) for kind in asked):
-            return self._by_test(lambda _, module: isinstance(module, asked))  # type: ignore[arg-type]
-        return [site for name in asked for site in self._by_name(str(name))]
-
-    def _by_default(self) -> list[Site]:
-        return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
-
-    def _by_test(self, test: Rule) -> list[Site]:
-        names = [name for name, module in self.net.named_modules() if name and test(name, module)]
-        return [site for name in names for site in self._sites_of(name) if not self.is_stem(site)]
+            return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
+        asked = (layers,) if isinstance(layers, str) or callable(layers) else layers
+        if not all(map(callable, asked)):
+            return [site for pattern in asked for site in self._by_name(str(pattern))]
+        named = [
+            name
+            for name, module in self.net.named_modules()
+            if name and any(isinstance(module, one) if isinstance(one, type) else one(name, module) for one in asked)
+        ]
+        return [site for name in named for site in self._sites_of(name) if not self.is_stem(site)]
 
     def _by_name(self, pattern: str) -> list[Site]:
         names = [name for name, _ in self.net.named_modules() if name and fnmatchcase(name, pattern)]
@@ -532,7 +479,7 @@ class Map:
 
     def _sites_of(self, name: str) -> list[Site]:
         """Return the places after a module: after its calls, or after the module itself where nothing was traced."""
-        if calls := self._calls(name):
+        if calls := [(part, node) for part, node in self.nodes if part.name(node) == name]:
             return _unique(self.site_at(part, node) for part, node in calls if node.op == "call_module")
         inside = [site for site in self.candidates if site.name == name]
         known = width_of(self.net.get_submodule(name))
@@ -540,9 +487,6 @@ class Map:
             return inside
         unknown = Side(why_fixed="the network around it could not be traced")
         return [Site(name, *known, unknown, unknown)]
-
-    def _calls(self, name: str) -> list[tuple[Traced, fx.Node]]:
-        return [(part, node) for part in self.parts for node in part.graph.nodes if part.name(node) == name]
 
     def is_stem(self, site: Site) -> bool:
         """Whether a place is fed by the network's first convolution."""
