@@ -105,6 +105,16 @@ def test_a_killed_worker_is_replaced_and_the_service_goes_on(path):
         assert "dissensus_rows_total" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
 
 
+def test_a_port_in_use_is_refused_before_anything_is_announced(path):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        command = [sys.executable, "-m", "dissensus", "serve", str(path), "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert f"Nothing can listen at 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert "serves" not in done.stderr + done.stdout
+
+
 async def send(port, content, linger=0.0, sentences=None):
     """Send bytes; return the status of the answer, None where the server closed the connection.
 

@@ -1,6 +1,7 @@
 """`dissensus export` and `serve`: a trained run out of the notebook."""
 
 import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -122,8 +123,17 @@ def serve(
         drift_threshold=drift_threshold,
     )
     Model(path)  # refuses a file that cannot be served before anything listens
+    _check_free(host, port)
     say(f"http{'s' if tls_cert else ''}://{host}:{port} serves {settings.name} of {path}")
     listen(settings, log_level)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Refuse an address at which nothing can listen, before it is announced."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as problem:
+        raise ValueError(f"Nothing can listen at {host}:{port}: {problem.strerror}. Choose another --port.") from None
 
 
 def _api_key(file: Path | None) -> str | None:

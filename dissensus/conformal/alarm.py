@@ -294,6 +294,8 @@ def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Sco
     if loss == "auto":
         loss = _loss_of(members, held_out, score)
     if score != "auto":
+        if score not in (fitting := SCORES if loss in (CLASSES, LABELS) else REGRESSION_SCORES):
+            raise ValueError(f"With the loss {loss!r} `score` must be one of {', '.join(fitting)}; got {score!r}.")
         return Scorer(score, loss)
     if loss not in (CLASSES, LABELS):
         return Scorer("knowledge_variance", loss)
