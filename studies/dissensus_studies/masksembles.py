@@ -84,12 +84,8 @@ class MaskSetting:
 
 def settings_of(quick: bool, seed: int) -> list[MaskSetting]:
     """Return all ensembles in order of importance: everything once, then again with other seeds."""
-    if quick:
-        # A few hundred images make so few steps that a quarter of each batch would not train a member.
-        masks = [MaskSetting("masks", scale, batches="whole", seed=seed) for scale in SCALES]
-        return [MaskSetting("deep", seed=seed), *masks, MaskSetting("dropout", seed=seed)]
     # The ends of the dial first: they are what the claims are about.
-    scales = sorted(SCALES, key=lambda scale: (scale not in (SCALES[0], SCALES[-1]), scale))
+    scales = (SCALES[0], SCALES[-1], *SCALES[1:-1])
     once = [
         MaskSetting("deep"),
         *(MaskSetting("masks", scale) for scale in scales),
@@ -98,7 +94,11 @@ def settings_of(quick: bool, seed: int) -> list[MaskSetting]:
         MaskSetting("batch"),
         *(MaskSetting("masks", scale, grow=False) for scale in SCALES[1:]),
     ]
-    return [replace(each, seed=seed + repeat) for repeat in range(REPEATS) for each in once]
+    if quick:
+        # A few hundred images make so few steps that a quarter of each batch would not train a member.
+        masks = [MaskSetting("masks", scale, batches="whole") for scale in SCALES]
+        once = [MaskSetting("deep"), *masks, MaskSetting("dropout")]
+    return [replace(each, seed=seed + repeat) for repeat in range(1 if quick else REPEATS) for each in once]
 
 
 def arms_of(work: Work) -> list[Arm]:
@@ -172,12 +172,7 @@ def with_dropout(net: nn.Module, rate: float) -> nn.Module:
 
 
 def ensemble_numbers(logits: Tensor, labels: Tensor) -> Record:
-    """Return accuracy and diversity of every pair of members, calibration of the ensemble and of its members.
-
-    Args:
-        logits: Members' outputs, `(members, images, classes)`.
-        labels: True classes.
-    """
+    """Return accuracy and diversity of every pair of members, calibration of the ensemble and of its members."""
     predictions, probs = logits.argmax(-1), logits.double().softmax(-1)
     accuracies = [float(accuracy) for accuracy in (predictions == labels).double().mean(1)]
     pairs: list[dict[str, Any]] = [
@@ -223,13 +218,12 @@ def laws(draws: int) -> list[dict[str, float]]:
     """Return width and overlap for each scale and number of masks, expected and simulated."""
     rows = []
     for num_masks, scale in product(NUM_MASKS, LAW_SCALES):
-        widths, overlaps = simulate(scale, num_masks, draws)
+        width, overlap = (float(found.mean()) for found in simulate(scale, num_masks, draws))
         expected = {
             "expected_width": masks.expected_width(ONES, scale, num_masks),
             "expected_overlap": masks.expected_iou(scale),
         }
-        simulated = {"width": float(widths.mean()), "overlap": float(overlaps.mean())}
-        rows.append({"num_masks": num_masks, "scale": scale, **expected, **simulated})
+        rows.append({"num_masks": num_masks, "scale": scale, **expected, "width": width, "overlap": overlap})
     return rows
 
 
@@ -249,13 +243,6 @@ NUMBERS: Mapping[str, Callable[[Record], float]] = {
     "ECE": itemgetter("ece"),
     "NLL": lambda record: record["test"]["nll"][0],
 }
-_LAWS = (
-    ("width", "expected", "expected_width"),
-    ("width", "simulated", "width"),
-    ("overlap", "expected", "expected_overlap"),
-    ("overlap", "simulated", "overlap"),
-)
-
 Families = Mapping[str, Sequence[Record]]
 
 
@@ -278,13 +265,8 @@ def scale_families(families: Families, batches: str = "") -> dict[float, Sequenc
 def mask_claims(families: Families, measured_laws: Sequence[Mapping[str, float]]) -> list[Claim]:
     """Judge what the document says, as far as its arms are there."""
     gap = max(abs(row["overlap"] - row["expected_overlap"]) for row in measured_laws)
-    claims = [
-        Claim.checked(
-            "The overlap of masks is 1 / (2 S - 1) in a wide range of S.",
-            f"The mean simulated overlap differs by {gap:.4f} at most.",
-            gap < OVERLAP_TOLERANCE,
-        )
-    ]
+    law, text = "The overlap of masks is 1 / (2 S - 1) in a wide range of S.", "The mean simulated overlap differs by"
+    claims = [Claim.checked(law, f"{text} {gap:.4f} at most.", gap < OVERLAP_TOLERANCE)]
     for words, batches in (("", ""), (", members on whole batches", WHOLE)):
         scales = scale_families(families, batches)
         if any(scale > 1.0 for scale in scales):
@@ -306,27 +288,18 @@ def _dial_claims(scales: Mapping[float, Sequence[Record]], deep: Sequence[Record
     if not deep:
         return
     best, single, of_deep = (fmean(record[name] for record in deep) for name in ("diversity", "member_ece", "ece"))
-    most, last = max(diversity.values()), error[max(error)]
+    most, last, least = max(diversity.values()), error[max(error)], min(error[min(error)], single)
+    statement = f"Ensembles have the largest diversity, and masks come close to it{words}."
+    share = f"Deep ensemble {best:.3f}, masks {most:.3f} at most: {most / best:.0%} of it."
+    yield Claim.checked(statement, share, 0.5 * best < most <= best)
     floor = max(record.get("ece_floor", 0.0) for record in deep)
     chance = f"a single network {single:.4f}; by chance alone {floor:.4f}."
-    least, compared = min(error[min(error)], single), (last, of_deep, single)
-    yield Claim.checked(
-        f"Ensembles have the largest diversity, and masks come close to it{words}.",
-        f"Deep ensemble {best:.3f}, masks {most:.3f} at most: {most / best:.0%} of it.",
-        0.5 * best < most <= best,
-    )
-    yield Claim.checked(
-        f"The calibration error falls with S{words}.",
-        f"{_listed(error)}; {chance}",
-        last < least,
-        noise=abs(last - least) < floor,
-    )
-    yield Claim.checked(
-        f"It falls towards that of the deep ensemble{words}.",
-        f"{last:.4f} at S = {max(error):g}, deep ensemble {of_deep:.4f}, {chance}",
-        abs(last - of_deep) < abs(single - of_deep) / 2,
-        noise=max(compared) - min(compared) < floor,
-    )
+    statement, falls = f"The calibration error falls with S{words}.", f"{_listed(error)}; {chance}"
+    yield Claim.checked(statement, falls, last < least, noise=abs(last - least) < floor)
+    statement = f"It falls towards that of the deep ensemble{words}."
+    near, compared = abs(last - of_deep) < abs(single - of_deep) / 2, (last, of_deep, single)
+    beside = f"{last:.4f} at S = {max(error):g}, deep ensemble {of_deep:.4f}, {chance}"
+    yield Claim.checked(statement, beside, near, noise=max(compared) - min(compared) < floor)
 
 
 def _listed(values: Mapping[float, float]) -> str:
@@ -356,7 +329,11 @@ def page(work: Work, found: Arms) -> Page:
 def _drawings(families: Families, measured_laws: Sequence[Mapping[str, float]]) -> list[Drawing]:
     """Return the laws of masks against simulation, and what masks do over the scale beside other kinds."""
     points = [(f"{row['num_masks']:g} masks", row["scale"], dict(row)) for row in measured_laws]
-    columns = {f"{name} of masks, {part}": itemgetter(key) for name, part, key in _LAWS}
+    columns = {
+        f"{name} of masks, {part}": itemgetter(key + name)
+        for name in ("width", "overlap")
+        for part, key in (("expected", "expected_"), ("simulated", ""))
+    }
     found = [sweep("masksembles_laws", "Figure 1: theory and simulation", points, columns, "scale S")]
     masked = [
         (name, scale, record)
@@ -371,22 +348,20 @@ def _drawings(families: Families, measured_laws: Sequence[Mapping[str, float]]) 
     return found
 
 
-def _rounded(read: Callable[[Record], float], record: Record) -> float:
-    return round(read(record), 4)
-
-
 def _tables(families: Families, found: Arms) -> list[Table]:
     columns: dict[str, Callable[[Record], object]] = {
-        **{name: partial(_rounded, read) for name, read in NUMBERS.items()},
-        "ECE of a member": partial(_rounded, itemgetter("member_ece")),
+        **NUMBERS,
+        "ECE of a member": itemgetter("member_ece"),
         "parameters": itemgetter("parameters"),
         "of a member": itemgetter("member_parameters"),
-        "s": lambda record: round(record["training"]["seconds"], 1),
+        "s": lambda record: record["training"]["seconds"],
     }
-    means = {name: [Summary(tuple(map(read, own))) for read in NUMBERS.values()] for name, own in families.items()}
-    rows = [(name, *map(str, own)) for name, own in means.items() if len(own[0].values) > 1]
-    over_runs = Table(("arm", *NUMBERS), rows, "Means over runs ± standard errors")
-    return [arms_table(found.done, columns, "Test images."), *([over_runs] if rows else [])]
+    repeated = {name: own for name, own in families.items() if len(own) > 1}
+    rows = [
+        [name, *(str(Summary(tuple(map(read, own)))) for read in NUMBERS.values())] for name, own in repeated.items()
+    ]
+    over_runs = [Table(("arm", *NUMBERS), rows, "Means over runs ± standard errors")] if rows else []
+    return [arms_table(found.done, columns, "Test images."), *over_runs]
 
 
 run = ImageStudy(

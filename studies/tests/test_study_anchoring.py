@@ -12,8 +12,14 @@ from dissensus_studies.anchoring import arms as anchoring_arms
 from dissensus_studies.anchoring import drawings, tasks_table
 from dissensus_studies.anchoring.adaptation import Task, Tasks
 from dissensus_studies.anchoring.arms import AnchorSetting, build, settings_of, without_head
-from dissensus_studies.anchoring.claims import anchoring_claims, same_sets
-from dissensus_studies.anchoring.tables import PUBLISHED, beside, by_severity, published_tables
+from dissensus_studies.anchoring.records import (
+    PUBLISHED,
+    anchoring_claims,
+    beside,
+    by_severity,
+    published_tables,
+    same_sets,
+)
 from dissensus_studies.harness.arm_log import Arms
 from dissensus_studies.harness.image_sets import load_images
 from dissensus_studies.harness.labelled import Images

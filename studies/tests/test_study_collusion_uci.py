@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies.collusion import theory, uci, uci_protocol
-from dissensus_studies.collusion import uci_data as data
-from dissensus_studies.collusion import uci_protocol as measures
-from dissensus_studies.collusion.uci import by_set, uci_claims
-from dissensus_studies.collusion.uci_protocol import SEARCH_SPACE, Configuration, Settings, measure_all, train
+from dissensus_studies.collusion import theory, uci
+from dissensus_studies.collusion.uci import (
+    SEARCH_SPACE,
+    Configuration,
+    Rows,
+    Settings,
+    by_set,
+    measure_all,
+    train,
+    uci_claims,
+)
 
 import dissensus as ds
 from dissensus import objectives as obj
@@ -31,50 +37,49 @@ def make_problem(rows=150, seed=0):
     rng = np.random.default_rng(seed)
     x = np.column_stack([rng.normal(size=(rows, 3)), rng.lognormal(0, 1.5, rows), rng.integers(0, 2, rows)])
     y = np.sin(x[:, 0]) + 0.5 * x[:, 1] * x[:, 4] + rng.normal(0, 0.2, rows)
-    measured = torch.tensor([True, True, True, True, False])
-    return data.Problem(torch.from_numpy(x), torch.from_numpy(y), measured)
+    return Rows(torch.from_numpy(x), torch.from_numpy(y))
 
 
 @pytest.fixture(scope="module")
 def split():
-    return data.split_problem(make_problem(), "document", 0, "test")
+    return uci.split_problem(make_problem(), "document", 0, "test")
 
 
 def test_a_skewed_feature_becomes_its_logarithm_and_others_stay():
     problem = make_problem()
     train_rows = torch.arange(100)
-    logs = data.log_skewed(problem.x, train_rows, problem.measured)
+    logs = uci.log_skewed(problem.x, train_rows)
     lowest = problem.x[:100, 3].min()
     torch.testing.assert_close(logs[:, 3], torch.log1p((problem.x[:, 3] - lowest).clamp_min(0)))
     torch.testing.assert_close(logs[:, [0, 1, 2, 4]], problem.x[:, [0, 1, 2, 4]])
     # A 0/1 feature may be as skewed as it likes.
     rare = torch.cat([torch.zeros(99, 1), torch.ones(1, 1)])
-    torch.testing.assert_close(data.log_skewed(rare, train_rows, torch.tensor([False])), rare)
+    torch.testing.assert_close(uci.log_skewed(rare, train_rows), rare)
 
 
 def test_a_split_holds_every_row_once_in_the_documents_shares():
     problem = make_problem(rows=200)
-    marked = data.Problem(torch.arange(200.0).double()[:, None], torch.arange(200.0).double(), torch.tensor([False]))
-    parts = data.split_problem(marked, "document", 5)
-    assert [len(part) for part in (parts.test_x, parts.validation_x, parts.x)] == [40, 32, 128]
+    marked = Rows(torch.arange(200.0).double()[:, None], torch.arange(200.0).double())
+    parts = uci.split_problem(marked, "document", 5)
+    assert [len(part.x) for part in (parts.test, parts.validation, parts.train)] == [40, 32, 128]
     # Standardising keeps the order, so ranks tell the rows.
-    joined = torch.cat([parts.test_x, parts.validation_x, parts.x]).flatten()
+    joined = torch.cat([parts.test.x, parts.validation.x, parts.train.x]).flatten()
     assert len(joined.unique()) == 200
-    other = data.split_problem(problem, "document", 6)
-    assert not torch.equal(other.test_x, data.split_problem(problem, "document", 7).test_x)
+    other = uci.split_problem(problem, "document", 6)
+    assert not torch.equal(other.test.x, uci.split_problem(problem, "document", 7).test.x)
 
 
 def test_parts_are_standardised_on_the_training_rows(split):
-    torch.testing.assert_close(split.x.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
-    torch.testing.assert_close(split.x.std(0, correction=0), torch.ones(5), atol=1e-5, rtol=0)
-    torch.testing.assert_close(split.y.std(0, correction=0), torch.ones(1), atol=1e-5, rtol=0)
-    assert split.test_x.mean(0).abs().max() > 1e-3
+    torch.testing.assert_close(split.train.x.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(split.train.x.std(0, correction=0), torch.ones(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(split.train.y.std(0, correction=0), torch.ones(1), atol=1e-5, rtol=0)
+    assert split.test.x.mean(0).abs().max() > 1e-3
 
 
 def test_a_category_that_no_training_row_has_is_no_nan():
     values = torch.zeros(10, 1, dtype=torch.float64)
     values[9] = 1.0
-    assert data.standardised(values, torch.arange(9))[9].item() == 1.0
+    assert uci.standardised(values, torch.arange(9))[9].item() == 1.0
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.7, 1.0])
@@ -83,21 +88,21 @@ def test_every_beta_is_trained_and_stopped_as_fit_does_it_with_the_joint_objecti
     ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
     run = ds.fit(
         ensemble,
-        (split.x, split.y),
+        split.train,
         objective=obj.Joint(beta, "mse"),
         epochs=40,
         batch_size=32,
         optimizer="adam",
         lr=0.01,
         weight_decay=0.001,
-        validation=(split.validation_x, split.validation_y),
+        validation=split.validation,
         patience=5,
         seed=3,
         device="cpu",
     )
     assert found.validation_error == pytest.approx(run.best, rel=1e-3)
     assert found.epochs * 3 == run.best_step
-    torch.testing.assert_close(found.test_outputs, ds.predict(ensemble, split.test_x)[..., 0], atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(found.test_outputs, ds.predict(ensemble, split.test.x)[..., 0], atol=2e-3, rtol=1e-3)
 
 
 def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_them(split):
@@ -108,7 +113,7 @@ def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_
         ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
         ds.fit(
             ensemble,
-            (torch.cat([split.x, split.validation_x]), torch.cat([split.y, split.validation_y])),
+            (torch.cat([split.train.x, split.validation.x]), torch.cat([split.train.y, split.validation.y])),
             objective=obj.Joint(beta, "mse"),
             epochs=once.epochs,
             batch_size=32,
@@ -119,7 +124,7 @@ def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_
             device="cpu",
             engine="eager",
         )
-        wanted = ds.predict(ensemble, split.test_x)[..., 0]
+        wanted = ds.predict(ensemble, split.test.x)[..., 0]
         torch.testing.assert_close(found.test_outputs, wanted, atol=2e-3, rtol=1e-3)
 
 
@@ -140,11 +145,11 @@ def test_joint_training_explodes_in_diversity_and_a_fifth_of_the_members_is_miss
         nets = ds.DeepEnsemble(lambda: mlp(8, [20], 1), 10, 0)
         options = {"epochs": 150, "batch_size": 32, "optimizer": "adam", "lr": 0.01, "device": "cpu"}
         ds.fit(nets, (x[:400], y[:400]), objective=obj.Joint(beta, "mse"), engine="captured", **options)
-        measured.append(measures.measure(ds.predict(nets, x[400:])[..., 0], y[400:, 0]))
+        measured.append(uci.measure(ds.predict(nets, x[400:])[..., 0], y[400:, 0]))
     apart, joint = measured
     assert joint["diversity"] > 50 * apart["diversity"]
     assert joint["mse"] > apart["mse"]
-    for share in measures.DROP_SHARES:
+    for share in uci.DROP_SHARES:
         assert joint[f"drop_{share:g}"] == pytest.approx(joint[f"drop_{share:g}_expected"], rel=0.03)
 
 
@@ -157,8 +162,8 @@ def test_the_expected_increase_is_the_mean_over_all_choices_of_members(share):
         (outputs[list(kept)].mean(0) - targets).square().mean() for kept in itertools.combinations(range(5), left)
     ]
     increase = torch.stack(errors).mean() - (outputs.mean(0) - targets).square().mean()
-    assert measures.expected_drop_increase(outputs, share) == pytest.approx(increase.item(), abs=1e-12)
-    drawn = measures.drop_increase(outputs, targets, share, repeats=4000)
+    assert uci.expected_drop_increase(outputs, share) == pytest.approx(increase.item(), abs=1e-12)
+    drawn = uci.drop_increase(outputs, targets, share, repeats=4000)
     assert drawn == pytest.approx(increase.item(), rel=0.1)
 
 
@@ -167,17 +172,17 @@ def test_members_are_dropped_row_by_row():
     # repeats; if it were lost on all rows or none, single repeats would be 0 or 4.
     outputs = torch.zeros(5, 2000, dtype=torch.float64)
     outputs[0] = 10.0
-    single = [measures.drop_increase(outputs, torch.zeros(2000), 0.2, repeats=1, seed=seed) for seed in range(5)]
+    single = [uci.drop_increase(outputs, torch.zeros(2000), 0.2, repeats=1, seed=seed) for seed in range(5)]
     kept = (10 / 4) ** 2
     assert single == pytest.approx([0.8 * kept - 4.0] * 5, abs=0.3)
 
 
 def test_shifted_copies_are_all_bias_and_balanced_members_none():
     rows = torch.linspace(-1, 1, 50).double()
-    assert measures.bias_share(torch.stack([rows + 3, rows - 3])) == pytest.approx(1.0)
-    assert measures.bias_share(torch.stack([rows, -rows])) == pytest.approx(0.0, abs=1e-12)
+    assert uci.bias_share(torch.stack([rows + 3, rows - 3])) == pytest.approx(1.0)
+    assert uci.bias_share(torch.stack([rows, -rows])) == pytest.approx(0.0, abs=1e-12)
     mixed = torch.stack([rows + 0.5, -rows - 0.5])
-    assert measures.bias_share(mixed) == pytest.approx(0.25 / (0.25 + rows.square().mean().item()))
+    assert uci.bias_share(mixed) == pytest.approx(0.25 / (0.25 + rows.square().mean().item()))
 
 
 def test_the_search_finds_a_better_configuration_than_its_first_ones():
@@ -189,23 +194,23 @@ def test_the_search_finds_a_better_configuration_than_its_first_ones():
             + configuration.layers
         )
 
-    best, tried = uci_protocol.search(evaluate, 20, seed=0)
+    best, tried = uci.search(evaluate, 20, seed=0)
     assert len(tried) == 20
     assert evaluate(best) == min(trial["value"] for trial in tried)
-    assert evaluate(best) < min(trial["value"] for trial in tried[: uci_protocol.STARTUP_TRIALS])
+    assert evaluate(best) < min(trial["value"] for trial in tried[: uci.STARTUP_TRIALS])
     assert all(trial[name] in choices for trial in tried for name, choices in SEARCH_SPACE.items())
-    assert uci_protocol.search(evaluate, 7, seed=1)[1] == uci_protocol.search(evaluate, 7, seed=1)[1]
+    assert uci.search(evaluate, 7, seed=1)[1] == uci.search(evaluate, 7, seed=1)[1]
 
 
 def test_without_optuna_the_study_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(uci_protocol, "find_spec", lambda name: None)
+    monkeypatch.setattr(uci, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'dissensus\[studies\]'"):
         STUDIES["collusion-uci"].run(tmp_path, quick=True)
 
 
 def fake_run(name, run, problem, settings):
     betas = [{"beta": beta, **dict.fromkeys(("mse", "train_mse", "diversity"), 1.0)} for beta in settings.betas]
-    return {"set": name, "run": run, "settings": settings.as_json(), "configuration": asdict(SMALL), "betas": betas}
+    return {"set": name, "run": run, "settings": asdict(settings), "configuration": asdict(SMALL), "betas": betas}
 
 
 def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
@@ -218,7 +223,7 @@ def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return fake_run(name, run, *rest)
 
-    monkeypatch.setattr(uci_protocol, "measure_run", ends_at_the_fourth)
+    monkeypatch.setattr(uci, "measure_run", ends_at_the_fourth)
     with pytest.raises(KeyboardInterrupt):
         measure_all(problems, 3, Settings(), tmp_path)
     lines = (tmp_path / "arms.jsonl").read_text(encoding="utf-8").splitlines()
@@ -234,7 +239,7 @@ def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
 def test_no_run_is_begun_after_the_time_and_sets_may_be_chosen(tmp_path, monkeypatch):
     problems = {"one": make_problem(), "two": make_problem()}
     assert measure_all(problems, 2, Settings(), tmp_path, minutes=-1) == []
-    monkeypatch.setattr(uci_protocol, "measure_run", fake_run)
+    monkeypatch.setattr(uci, "measure_run", fake_run)
     found = measure_all(problems, 2, Settings(), tmp_path, only=["two"])
     assert [(result["set"], result["run"]) for result in found] == [("two", 0), ("two", 1)]
 
@@ -246,7 +251,7 @@ def test_runs_use_one_thread_and_give_the_others_back(tmp_path, monkeypatch):
         seen.append(torch.get_num_threads())
         return {"set": name, "run": run}
 
-    monkeypatch.setattr(uci_protocol, "measure_run", measured)
+    monkeypatch.setattr(uci, "measure_run", measured)
     torch.set_num_threads(2)
     try:
         measure_all({"made": None}, 2, Settings(), tmp_path)
@@ -336,22 +341,22 @@ def test_shifting_members_apart_leaves_the_ensembles_error_and_adds_to_diversity
     [("bioconcentration", 779, 45), ("weather", 7588, 45), ("facebook", 495, 21), ("abalone", 4177, 9)],
 )
 def test_real_sets_have_all_their_rows_and_the_known_columns(name, rows, features):
-    path = data.find_sources(SHARED)[name]
-    whole = data.load_problem(name, path)
+    path = uci.find_sources(SHARED)[name]
+    whole = uci.load_problem(name, path)
     assert whole.x.shape == (rows, features)
     assert torch.isfinite(whole.x).all()
     assert torch.isfinite(whole.y).all()
-    shortened = data.load_problem(name, path, "tangos")
+    shortened = uci.load_problem(name, path, "tangos")
     assert shortened.x.shape == (min(rows, 1000 if name in ("weather", "abalone") else rows), features)
 
 
 @pytest.mark.shared
 @shared
 def test_on_a_real_set_members_collude_at_one_and_not_before():
-    problem = data.load_problem("bioconcentration", data.find_sources(SHARED)["bioconcentration"])
-    split = data.split_problem(problem, "document", 0)
+    problem = uci.load_problem("bioconcentration", uci.find_sources(SHARED)["bioconcentration"])
+    split = uci.split_problem(problem, "document", 0)
     configuration = Configuration(0.005, 32, 0.0, 10, 20, 2)
-    rows = uci_protocol.measure_betas(split, configuration, Settings(betas=(0.0, 0.8, 1.0)), seed=0)
+    rows = uci.measure_betas(split, configuration, Settings(betas=(0.0, 0.8, 1.0)), seed=0)
     apart, nearly, joint = (row["diversity"] for row in rows)
     assert joint > 5 * nearly > 5 * apart
     assert all(row["mse"] < 0.6 for row in rows)

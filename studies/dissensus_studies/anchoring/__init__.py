@@ -7,15 +7,23 @@ linear probes on other labelled sets; and hard-delta mining at a masking probabi
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 from dissensus.data.images import match_images
 from dissensus.data.toy import digits
 from dissensus.html import Section, Table, Text
 from dissensus_studies.anchoring.adaptation import ADAPTATION, UNUSABLE, Task, Tasks, load_tasks
 from dissensus_studies.anchoring.arms import ANCHORS, EPOCHS, SCORES, SHORT, AnchorSetting, arms_of
-from dissensus_studies.anchoring.claims import QUALITIES, anchoring_claims, mean_auroc, same_sets
-from dissensus_studies.anchoring.tables import Row, Rows, by_severity, published_tables
+from dissensus_studies.anchoring.records import (
+    QUALITIES,
+    Row,
+    Rows,
+    anchoring_claims,
+    by_severity,
+    mean_auroc,
+    published_tables,
+    same_sets,
+)
 from dissensus_studies.harness.arm_log import Arms, Record, print_now
 from dissensus_studies.harness.claims import claims_table
 from dissensus_studies.harness.figures import Drawing, sweep
@@ -23,6 +31,7 @@ from dissensus_studies.harness.image_pages import arms_table, auroc_columns, wit
 from dissensus_studies.harness.image_sets import image_folder
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.labelled import SHAPE, Images
+from dissensus_studies.harness.statistics import Value
 
 _JUDGED = (
     "A difference counts beyond two standard errors, over runs or over the images judged, whichever is larger; between single runs "
@@ -52,27 +61,28 @@ def page(work: Work, found: Arms) -> Page:
     compared = replace(found, done=same)
     records = by_row(compared)
     claims = anchoring_claims(records)
-    published = published_tables(work.sets.name, by_row(found))
-    severities = [
+    beside = [
+        *published_tables(work.sets.name, by_row(found)),
         by_severity(records, "accuracy", "Accuracy under corruption, mean over corruptions and runs"),
         by_severity(records, "smooth_ece", "Smooth ECE under corruption, mean over corruptions and runs"),
     ]
+    adapted = tasks_table(tasks, found)
     rows = [[name, *(read(record) for read in _QUALITIES.values())] for name, record in same.items()]
     return Page(
         claims,
         _JUDGED,
         lambda outputs: [
             *(drawing.section(outputs) for drawing in drawings(records)),
-            Section("The document's tables beside ours", Text(_BESIDE), *published),
-            Section("Under corruption, by severity", *severities),
+            Section("The document's tables beside ours", Text(_BESIDE), *beside[:-2]),
+            Section("Under corruption, by severity", *beside[-2:]),
             Section("All arms", *([Text(*notes)] if notes else []), *arms_tables(found, compared)),
-            Section("Sets to adapt to", Text(_PROBES), tasks_table(tasks, found)),
+            Section("Sets to adapt to", Text(_PROBES), adapted),
         ],
         (("arm", "accuracy", "corrupted", "smooth ECE", "AUROC", "adaptation"), rows),
         [_HOW],
         {"tasks": {name: list(task.notes) for name, task in tasks.found.items()}, "tasks_missing": dict(tasks.missing)},
         {"score": SCORES[0], "anchors": [1, ANCHORS]},
-        [claims_table(claims), *published, *severities, tasks_table(tasks, found)],
+        [claims_table(claims), *beside, adapted],
     )
 
 
@@ -84,14 +94,14 @@ def drawings(records: Rows) -> list[Drawing]:
         settings = [(row, record["setting"], record) for row, each in own.items() for record in each]
         masked = [("anchored", s["alpha"], r) for row, s, r in settings if " " not in row and row != "plain"]
         mined = [(s["tails"], s["tail_weight"], r) for row, s, r in settings if "tail=" in row]
+        draw = partial(sweep, columns=_QUALITIES)
         if masked and "plain" in own:
             name, title = f"anchoring_alpha_{architecture}", f"How much to mask, {architecture}"
-            levels = {"plain": own["plain"]}
-            found.append(sweep(name, title, masked, _QUALITIES, "masking probability", levels=levels))
+            found.append(draw(name, title, masked, xlabel="masking probability", levels={"plain": own["plain"]}))
         if mined and "alpha=0.25" in own:
             name, title = f"anchoring_tails_{architecture}", f"Hard-delta mining, {architecture}"
-            levels, label = {"no mining": own["alpha=0.25"]}, "weight of the tail term"
-            found.append(sweep(name, title, mined, _QUALITIES, label, levels=levels, xscale="log"))
+            levels = {"no mining": own["alpha=0.25"]}
+            found.append(draw(name, title, mined, xlabel="weight of the tail term", levels=levels, xscale="log"))
     return found
 
 
@@ -106,19 +116,20 @@ def by_row(found: Arms) -> dict[Row, list[Record]]:
 
 def arms_tables(found: Arms, compared: Arms) -> list[Table]:
     """Return a table of all arms, with means over the sets that all of them have (`compared`), and one for each score."""
-    columns: dict[str, Callable[[Record], object]] = {
-        **{each.name: each.text for each in QUALITIES},
-        "smooth ECE": lambda record: with_interval(record["test"].get("smooth_ece")),
-        f"mean AUROC, {ANCHORS} references": lambda record: (
-            with_interval(mean_auroc(record["anchors"])) if "anchors" in record else None
-        ),
-        "s": lambda record: round(record["training"]["seconds"], 1),
-    }
+    reads = {each.name: each.read for each in QUALITIES}
+    reads["smooth ECE"] = lambda record: record["test"].get("smooth_ece", [None])
+    reads[f"mean AUROC, {ANCHORS} references"] = lambda record: mean_auroc(record.get("anchors", {"auroc": {}}))
+    columns: dict[str, Callable[[Record], object]] = {name: _in_text(read) for name, read in reads.items()}
+    columns["s"] = lambda record: record["training"]["seconds"]
     scored = {score: auroc_columns(found.done, score) for score in SCORES}
     return [
         arms_table(compared.done, columns, "Intervals are 95 % over images."),
         *(arms_table(found.done, own, f"AUROC of {score}, one reference") for score, own in scored.items() if own),
     ]
+
+
+def _in_text(read: Callable[[Record], Value]) -> Callable[[Record], object]:
+    return lambda record: with_interval(read(record))
 
 
 def tasks_table(tasks: Tasks, found: Arms) -> Table:
@@ -134,22 +145,20 @@ def tasks_table(tasks: Tasks, found: Arms) -> Table:
 
 def tasks_of(work: Work) -> Tasks:
     """Return the sets to adapt to; say which they are before any time is spent on training, and which cannot be used."""
-    tasks = _read_tasks(work.data, work.sets.name, work.limit or (1000 if work.quick else None))
+    few = work.limit or (1000 if work.quick else None)
+    if work.data is not None:
+        tasks = load_tasks(image_folder(work.data), without=(work.sets.name,), limit=few)
+    else:
+        loaded = digits()
+        assert loaded.y is not None
+        x, _ = match_images(loaded.x, *SHAPE)
+        halves = (Images(x[start::2][:few], loaded.y[start::2][:few]) for start in (0, 1))
+        tasks = Tasks({"digits": Task(*halves, ("all ten digits",))}, dict.fromkeys(ADAPTATION, "no folder was given"))
     print_now(f"sets to adapt to: {', '.join(tasks.found) or 'none'}")
     for name, reason in tasks.missing.items():
         if reason.startswith(UNUSABLE):
             print_now(f"{name} {reason}")
     return tasks
-
-
-def _read_tasks(data: Path | None, known: str, few: int | None) -> Tasks:
-    if data is not None:
-        return load_tasks(image_folder(data), without=(known,), limit=few)
-    loaded = digits()
-    assert loaded.y is not None
-    x, _ = match_images(loaded.x, *SHAPE)
-    train, test = (Images(x[start::2][:few], loaded.y[start::2][:few]) for start in (0, 1))
-    return Tasks({"digits": Task(train, test, ("all ten digits",))}, dict.fromkeys(ADAPTATION, "no folder was given"))
 
 
 run = ImageStudy(

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from zipfile import BadZipFile
 
 import torch
 
-from dissensus_studies.harness.labelled import Images, find_files, read_set
+from dissensus_studies.harness.labelled import Files, Images, find_files, read_set
 
 # A probe needs training images of which it can hold some out.
 _FEWEST = 3
@@ -16,21 +15,19 @@ _FEWEST = 3
 UNUSABLE = "cannot be used"
 _UNREADABLE = (ValueError, ImportError, OSError, EOFError, KeyError, BadZipFile)
 # The seven sets of the document, and four more that are often at hand, under the names that files of them have.
-ADAPTATION: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "ucf101": ("ucf101", "ucf101_midframes"),
-        "food101": ("food101",),
-        "flowers102": ("flowers102", "oxford_flowers102", "oxford_flowers", "102flowers", "flowers"),
-        "cars": ("stanford_cars", "cars196", "cars", "stanford_car_dataset_by_classes_folder"),
-        "pets": ("oxford_iiit_pet", "oxford_iiit_pets", "oxford_pets", "pets"),
-        "dtd": ("dtd", "describable_textures", "textures", "dtd10_32"),
-        "cifar10": ("cifar10",),
-        "cifar100": ("cifar100",),
-        "scenes": ("scenes", "intel_scenes", "intel_image_classification"),
-        "fashion_mnist": ("fashion_mnist", "fashion_mnist_20k"),
-        "mnist": ("mnist",),
-    }
-)
+ADAPTATION: Mapping[str, tuple[str, ...]] = {
+    "ucf101": ("ucf101", "ucf101_midframes"),
+    "food101": ("food101",),
+    "flowers102": ("flowers102", "oxford_flowers102", "oxford_flowers", "102flowers", "flowers"),
+    "cars": ("stanford_cars", "cars196", "cars", "stanford_car_dataset_by_classes_folder"),
+    "pets": ("oxford_iiit_pet", "oxford_iiit_pets", "oxford_pets", "pets"),
+    "dtd": ("dtd", "describable_textures", "textures", "dtd10_32"),
+    "cifar10": ("cifar10",),
+    "cifar100": ("cifar100",),
+    "scenes": ("scenes", "intel_scenes", "intel_image_classification"),
+    "fashion_mnist": ("fashion_mnist", "fashion_mnist_20k"),
+    "mnist": ("mnist",),
+}
 
 
 @dataclass(frozen=True)
@@ -65,30 +62,20 @@ def load_tasks(folder: Path, *, without: Sequence[str] = (), limit: int | None =
     for name, files in ADAPTATION.items():
         if name in without:
             continue
-        problems = []
+        missing[name] = f"not found; files such as {files[0]}_train.npz are looked for"
         for each in files:
             try:
-                task = _load_task(folder, each, limit)
+                if (there := find_files(folder, each)) is not None:
+                    found[name] = _load_task(there, limit)
+                    break
             except _UNREADABLE as problem:
-                problems.append(problem)
-                continue
-            if task is not None:
-                found[name] = task
-                break
-        if name not in found:
-            missing[name] = (
-                f"{UNUSABLE}: {problems[0]}"
-                if problems
-                else f"not found; files such as {files[0]}_train.npz are looked for"
-            )
-    return Tasks(found, missing)
+                if not missing[name].startswith(UNUSABLE):
+                    missing[name] = f"{UNUSABLE}: {problem}"
+    return Tasks(found, {name: reason for name, reason in missing.items() if name not in found})
 
 
-def _load_task(folder: Path, name: str, limit: int | None) -> Task | None:
+def _load_task(files: Files, limit: int | None) -> Task:
     """Return a set with at most `limit` images of each part; refuse what no classifier can be fitted to and measured on."""
-    files = find_files(folder, name)
-    if files is None:
-        return None
     train, test, notes = read_set(files)
     if test is None:
         # In order of the classes, as images of a folder are, every second image is still half of each class.
@@ -112,7 +99,7 @@ def _load_task(folder: Path, name: str, limit: int | None) -> Task | None:
     return Task(train, test, notes)
 
 
-def _few(pair: Images, limit: int | None) -> Images:
-    if limit is None or limit >= len(pair.x):
-        return pair
-    return pair.rows(torch.arange(limit) * len(pair.x) // limit)
+def _few(part: Images, limit: int | None) -> Images:
+    if limit is None or limit >= len(part.x):
+        return part
+    return part.rows(torch.arange(limit) * len(part.x) // limit)

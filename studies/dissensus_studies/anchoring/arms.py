@@ -85,14 +85,13 @@ def settings_of(quick: bool, seed: int) -> list[AnchorSetting]:
     plain, anchored, masked = AnchorSetting(anchored=False), AnchorSetting(), AnchorSetting(alpha=0.25)
     main = [plain, anchored, *(AnchorSetting(alpha=alpha) for alpha in reversed(ALPHAS))]
     others = [tails for tails in TAILS if tails != "diagonal"]
-    wide = AnchorSetting("wrn-40-2")
     wanted = [
         *main,
         *(replace(masked, tail_weight=weight) for weight in TAIL_WEIGHTS),
         *(replace(masked, tail_weight=0.1, tails=tails) for tails in others),
         replace(masked, variant="uniform"),
         *(replace(each, seed=repeat) for repeat in (1, 2) for each in main),
-        *(replace(wide, anchored=False), wide, replace(wide, alpha=0.25)),
+        *(replace(each, architecture="wrn-40-2") for each in (plain, anchored, masked)),
         replace(masked, variant="example"),
         *(replace(masked, tail_weight=1.0, tails=tails) for tails in others),
     ]
@@ -104,9 +103,7 @@ def settings_of(quick: bool, seed: int) -> list[AnchorSetting]:
 def arms_of(work: Work) -> list[Arm]:
     """Return an arm for every network: it is trained, measured, and adapted to other sets."""
     return [
-        Arm(
-            each.name, partial(train_and_measure, each, work), like=f"{each.architecture} tail={bool(each.tail_weight)}"
-        )
+        Arm(each.name, partial(train_and_measure, each, work), f"{each.architecture} tail={bool(each.tail_weight)}")
         for each in settings_of(work.quick, work.seed)
     ]
 
@@ -134,13 +131,10 @@ def train_and_measure(setting: AnchorSetting, work: Work) -> Record:
         several = measure(members, sets, scores=(*SCORES, "mutual_information"), transform=sets.normalise)
         record["anchors"] = {"count": ANCHORS, **{k: several[k] for k in ("test", "auroc")}}
     adapted, skipped = adapt(single.member(0), sets, work.material.found, quick)
-    images = {"test": len(sets.test.x), "corrupted": few}
-    record |= {**record_of(setting, run), "row": setting.row, "images": images}
+    record |= {**record_of(setting, run), "row": setting.row, "images": {"test": len(sets.test.x), "corrupted": few}}
     record |= {"adaptation": adapted, "adaptation_skipped": skipped}
-    record["line"] = (
-        f"{summary_line(record)}, corrupted {record['corrupted']['all']['accuracy'][0]:.4f}, "
-        f"smooth ECE {record['corrupted']['all']['smooth_ece'][0]:.4f}"
-    )
+    accuracy, error = (record["corrupted"]["all"][name][0] for name in ("accuracy", "smooth_ece"))
+    record["line"] = f"{summary_line(record)}, corrupted {accuracy:.4f}, smooth ECE {error:.4f}"
     return record
 
 
@@ -167,12 +161,8 @@ def build(setting: AnchorSetting, sets: ImageSets, quick: bool = False) -> Membe
 
 def objective_of(setting: AnchorSetting) -> Objective:
     """Return what the network is trained with."""
-    inner: Objective = Independent()
-    if setting.variant == "uniform":
-        inner = MaskedUniform(Independent())
-    if setting.tail_weight:
-        return HardDelta(inner, setting.tail_weight, **TAILS[setting.tails])
-    return inner
+    inner = MaskedUniform(Independent()) if setting.variant == "uniform" else Independent()
+    return HardDelta(inner, setting.tail_weight, **TAILS[setting.tails]) if setting.tail_weight else inner
 
 
 def _training(setting: AnchorSetting, epochs: int | None, quick: bool) -> dict[str, Any]:
@@ -182,23 +172,14 @@ def _training(setting: AnchorSetting, epochs: int | None, quick: bool) -> dict[s
         chosen = {"lr": 0.05, "schedule": "one_cycle", "batch_size": 64}
     elif epochs < SHORT:
         chosen = {"lr": SHORT_RATE, "schedule": "one_cycle"}
-    return chosen | {
-        "epochs": epochs,
-        "seed": setting.seed,
-        "all_train": True,
-        "watch": "nothing",
-        "last_batch": "drop",
-    }
+    common = {"all_train": True, "watch": "nothing", "last_batch": "drop"}
+    return {**common, **chosen, "epochs": epochs, "seed": setting.seed}
 
 
 def adapt(
     net: nn.Module, sets: ImageSets, tasks: Mapping[str, Task], quick: bool = False
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Fit a linear classifier to a network's last features for every task.
-
-    Returns:
-        Accuracy, ECE, strength and number of test images of each task; and why others were skipped.
-    """
+    """Fit a linear classifier to a network's last features for every task; return numbers of each, and why others were skipped."""
     found, skipped = {}, {}
     backbone = without_head(net)
     strengths = (1e-2, 1.0) if quick else PROBE_STRENGTHS
@@ -209,19 +190,14 @@ def adapt(
         except (ValueError, RuntimeError) as problem:
             # A set that does not fit must not cost a trained network.
             skipped[name] = (str(problem).splitlines() or [type(problem).__name__])[0]
-            continue
-        numbers = {"accuracy": probe.accuracy, "ece": probe.ece, "strength": probe.strength}
-        found[name] = {**numbers, "images": len(task.test.x)}
+        else:
+            numbers = {"accuracy": probe.accuracy, "ece": probe.ece, "strength": probe.strength}
+            found[name] = {**numbers, "images": len(task.test.x)}
     return found, skipped
 
 
 def without_head(net: nn.Module) -> nn.Module:
-    """Replace the last linear layer of a network by nothing, in place: it then gives features; return the network.
-
-    Example:
-        >>> len(without_head(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))[2].state_dict())
-        0
-    """
+    """Replace the last linear layer of a network by nothing, in place: it then gives features; return the network."""
     linear = [name for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
     if not linear:
         raise ValueError("The network has no linear layer that could be its head.")

@@ -8,14 +8,14 @@ steps are had with the learning rate divided by the number of members and the de
 do not depend on the scale.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from statistics import fmean
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dissensus.architectures import ARCHITECTURES
 from dissensus.data.sources import weighted_batches
@@ -43,7 +43,6 @@ from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.statistics import Estimate
 
 BETAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-DROPPED = (0.2, 0.4, 0.6)
 EPOCHS, GAP_EPOCHS = 80, 100
 QUICK_EPOCHS, QUICK_BATCH = 6, 32
 RATE, DECAY, ADAM_RATE = 0.1, 5e-4, 1e-3
@@ -85,39 +84,38 @@ class JointSetting:
         return f"{self.family} beta={self.beta:g}{dropped} seed={self.seed}"
 
 
+# The ends of the range first: they are what the claims are about.
+_ORDER = (BETAS[0], *reversed(BETAS[1:]))
+# Repeats, what differs from the first ensemble, what is varied, and its values. Repeats are the document's: six of the main figures,
+# five of learner dropout, three of the others.
+_EXPERIMENTS: Sequence[tuple[int, dict[str, Any], str, Sequence[float]]] = (
+    (6, {}, "beta", _ORDER),
+    (6, {"experiment": "gap"}, "beta", (0.0, 1.0)),
+    (5, {"beta": 1.0}, "member_dropout", (0.2, 0.4, 0.6)),
+    (3, {"architecture": "cnn"}, "beta", _ORDER),
+    (3, {"average": "scores"}, "beta", _ORDER),
+    (3, {"architecture": "cnn", "num_members": 10}, "beta", _ORDER),
+    (6, {"architecture": "resnet34"}, "beta", _ORDER),
+    (3, {"architecture": "vgg"}, "beta", _ORDER),
+    (3, {"num_members": 10}, "beta", _ORDER),
+)
+_QUICK: Sequence[tuple[int, dict[str, Any], str, Sequence[float]]] = (
+    (1, {"architecture": "cnn"}, "beta", (0.0, 1.0, 0.6)),
+    (1, {"architecture": "cnn", "experiment": "gap"}, "beta", (0.0, 1.0)),
+    (1, {"architecture": "cnn", "average": "scores"}, "beta", (1.0,)),
+    (1, {"architecture": "cnn", "beta": 1.0}, "member_dropout", (0.4,)),
+)
+
+
 def settings_of(quick: bool, seed: int) -> list[JointSetting]:
     """Return all ensembles in order of importance: every experiment once, then again with other seeds."""
-    return list(_quick_settings(seed) if quick else _full_settings(seed))
-
-
-def _quick_settings(seed: int) -> Iterator[JointSetting]:
-    first = JointSetting("cnn", seed=seed)
-    yield from (replace(first, beta=beta) for beta in (0.0, 1.0, 0.6))
-    yield from (replace(first, beta=beta, experiment="gap") for beta in (0.0, 1.0))
-    yield replace(first, beta=1.0, average="scores")
-    yield replace(first, beta=1.0, member_dropout=0.4)
-
-
-def _full_settings(seed: int) -> Iterator[JointSetting]:
-    """Repeats are the document's: six of the main figures, five of learner dropout, three of the others."""
-    # The ends of the range first: they are what the claims are about.
-    betas = (BETAS[0], *reversed(BETAS[1:]))
-    experiments: tuple[tuple[int, dict[str, Any], str, Sequence[float]], ...] = (
-        (6, {}, "beta", betas),
-        (6, {"experiment": "gap"}, "beta", (0.0, 1.0)),
-        (5, {"beta": 1.0}, "member_dropout", DROPPED),
-        (3, {"architecture": "cnn"}, "beta", betas),
-        (3, {"average": "scores"}, "beta", betas),
-        (3, {"architecture": "cnn", "num_members": 10}, "beta", betas),
-        (6, {"architecture": "resnet34"}, "beta", betas),
-        (3, {"architecture": "vgg"}, "beta", betas),
-        (3, {"num_members": 10}, "beta", betas),
-    )
-    for repeat in range(6):
-        for repeats, changes, varied, values in experiments:
-            if repeat < repeats:
-                base = JointSetting(**changes, seed=seed + repeat)
-                yield from (replace(base, **{varied: value}) for value in values)  # type: ignore[arg-type]
+    return [
+        JointSetting(seed=seed + repeat, **{**changes, varied: value})
+        for repeat in range(6)
+        for repeats, changes, varied, values in (_QUICK if quick else _EXPERIMENTS)
+        for value in values
+        if repeat < repeats
+    ]
 
 
 def arms_of(work: Work) -> list[Arm]:
@@ -130,7 +128,7 @@ def arms_of(work: Work) -> list[Arm]:
 
 def training_of(setting: JointSetting, epochs: int | None, quick: bool) -> dict[str, Any]:
     """Return the arguments of `fit_images`."""
-    gap = setting.experiment == "gap"
+    gap, cnn = setting.experiment == "gap", setting.architecture == "cnn"
     if epochs is None:
         epochs = QUICK_EPOCHS if quick else GAP_EPOCHS if gap else EPOCHS
     elif gap:
@@ -138,29 +136,21 @@ def training_of(setting: JointSetting, epochs: int | None, quick: bool) -> dict[
     chosen: dict[str, Any] = {"epochs": epochs, "changes": "crop+rotation", "seed": setting.seed}
     if quick:
         chosen |= {"batch_size": QUICK_BATCH, "changes": "crop"}
-    if gap or setting.architecture == "cnn":
+    if gap or cnn:
         chosen |= {"optimizer": "adam", "lr": ADAM_RATE, "weight_decay": 0.0, "schedule": "constant"}
     else:
-        chosen |= {
-            "lr": RATE / setting.num_members,
-            "weight_decay": DECAY * setting.num_members,
-            "schedule": released_steps(epochs),
-        }
+        rate, decay = RATE / setting.num_members, DECAY * setting.num_members
+        chosen |= {"lr": rate, "weight_decay": decay, "schedule": released_steps(epochs)}
     if gap:
         return chosen | {"all_train": True, "watch": "test"}
-    if setting.architecture == "cnn":
-        chosen["patience"] = CNN_PATIENCE
-    return chosen | {"select": "ensemble_loss"}
+    return chosen | {"select": "ensemble_loss"} | ({"patience": CNN_PATIENCE} if cnn else {})
 
 
 def train_and_measure(setting: JointSetting, work: Work) -> Record:
     """Train one ensemble; return its record."""
     sets, training = work.sets, training_of(setting, work.epochs, work.quick)
-
-    def network() -> nn.Module:
-        return on_pixels(ARCHITECTURES[setting.architecture](classes=sets.num_classes), sets)
-
-    ensemble = DeepEnsemble(network, setting.num_members, setting.seed)
+    make = ARCHITECTURES[setting.architecture]
+    ensemble = DeepEnsemble(lambda: on_pixels(make(classes=sets.num_classes), sets), setting.num_members, setting.seed)
     objective = Joint(beta=setting.beta, average=setting.average, member_dropout=setting.member_dropout)
     train_watch = TrainWatch(sets, objective.likelihood)
     training |= {"callback": train_watch} if setting.experiment == "gap" else {"part": "net"}
@@ -179,15 +169,11 @@ def train_and_measure(setting: JointSetting, work: Work) -> Record:
 
 
 class TrainWatch:
-    """Looks at training images as at test images after every epoch: not augmented, without dropout, all members at one moment.
+    """Looks at training images as at test images after every epoch: not augmented, without dropout, all members at one moment."""
 
-    Attributes:
-        values: Columns of the training images' errors, one value an epoch.
-    """
-
-    def __init__(self, sets: ImageSets, likelihood: Likelihood, images: int = WATCHED_IMAGES) -> None:
-        self.batches = list(weighted_batches((sets.train.x[:images], sets.train.y[:images]), 2048))
-        self.likelihood = likelihood
+    def __init__(self, sets: ImageSets, likelihood: Likelihood) -> None:
+        watched = sets.train.x[:WATCHED_IMAGES], sets.train.y[:WATCHED_IMAGES]
+        self.batches, self.likelihood = list(weighted_batches(watched, 2048)), likelihood
         self.values: dict[str, list[float]] = {"ensemble_error": [], "member_error": []}
 
     def __call__(self, run: Run) -> None:
@@ -235,24 +221,18 @@ _HOW = (
     "others. It averages its loss over members and takes a rate of 0.1; here losses are summed, so 0.1 divided by the number of members, "
     "with the decay of weights multiplied by it, takes the same steps."
 )
-# Which of the document's figures shows what a family of arms does.
+# Which of the document's figures shows what a family of arms does; others are in 15.
 _FIGURES = {
     "resnet18 M=5": "6 (left) and 17",
     "resnet34 M=5": "6 (left) and 17",
     "resnet18 M=10": "13",
     "resnet18 M=5 scores": "14",
-    "cnn M=5": "15",
-    "cnn M=10": "15",
     "vgg M=5": "16",
 }
 # Which entry of a record's "test" has the interval of a quantity that was measured once.
 _INTERVAL_OF = {"accuracy": "accuracy", "member_accuracy": "member_accuracy", "ensemble_error": "nll"}
-_NUMBERS: Mapping[str, Callable[[Record], float]] = {
-    "accuracy": itemgetter("accuracy"),
-    "mean member": itemgetter("member_accuracy"),
-    "ERR": itemgetter("ensemble_error"),
-    "diversity": itemgetter("diversity"),
-}
+_KEYS = {"accuracy": "accuracy", "mean member": "member_accuracy", "ERR": "ensemble_error", "diversity": "diversity"}
+_NUMBERS: Mapping[str, Callable[[Record], float]] = {name: itemgetter(key) for name, key in _KEYS.items()}
 _VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
 
 
@@ -285,46 +265,35 @@ def image_claims(families: Mapping[str, Family], gaps: Mapping[str, Family], dro
         ("Joint training has the larger generalisation gap.", gap_ends, _gap),
         ("The small network has its lowest test error between 0 and 1.", small, _between),
     )
-    return [
-        *(
-            _over_cases(statement, {name: judge(found) for name, found in cases.items()})
-            for statement, cases, judge in statements
-            if cases
-        ),
-        *_dropout_claims(dropped),
-    ]
+    judged = [(text, {name: judge(found) for name, found in own.items()}) for text, own, judge in statements if own]
+    return [*(_over_cases(*each) for each in judged), *_dropout_claims(dropped)]
 
 
 def _over_cases(statement: str, cases: Mapping[str, Case]) -> Claim:
-    measured = "; ".join(f"{name}: {text}" for name, (text, _) in cases.items())
     parts = {word: [name for name, (_, own) in cases.items() if own is holds] for word, holds in _VERDICTS.items()}
-    parts = {word: names for word, names in parts.items() if names}
-    if len(parts) == 1:
-        return Claim(statement, measured, *parts)
-    return Claim(statement, measured, "; ".join(f"{word} for {', '.join(names)}" for word, names in parts.items()))
+    said = {word: f"{word} for {', '.join(names)}" for word, names in parts.items() if names}
+    measured = "; ".join(f"{name}: {text}" for name, (text, _) in cases.items())
+    return Claim(statement, measured, "; ".join(said.values() if len(said) > 1 else said))
 
 
-def _worst(family: Family, name: str, *, larger_is_worse: bool) -> Case:
-    """Compare beta = 1 with the worst of the others."""
-    joint = estimate(family[1.0], name)
-    others = {beta: estimate(records, name) for beta, records in family.items() if beta != 1.0}
-    choose = max if larger_is_worse else min
-    beta = choose(others, key=lambda each: others[each].value)
-    above = joint.above(others[beta])
-    text = (
-        f"{joint.value:.4f} at beta = 1, next worst {others[beta].value:.4f} at {beta:g}, {others[0.0].value:.4f} at 0"
-    )
-    return text, None if above is None else above == larger_is_worse
+def _worst(family: Family, name: str, choose: Callable[..., float]) -> Case:
+    """Compare beta = 1 with the worst of the others, which `choose` finds among their values: `min` or `max`."""
+    found = {beta: estimate(records, name) for beta, records in family.items()}
+    joint = found.pop(1.0)
+    beta = choose(found, key=lambda each: found[each].value)
+    above = joint.above(found[beta])
+    text = f"{joint.value:.4f} at beta = 1, next worst {found[beta].value:.4f} at {beta:g}, {found[0.0].value:.4f} at 0"
+    return text, None if above is None else above == (choose is max)
 
 
 def least_accurate(family: Family) -> Case:
     """Whether joint training has the lowest accuracy."""
-    return _worst(family, "accuracy", larger_is_worse=False)
+    return _worst(family, "accuracy", min)
 
 
 def most_wrong(family: Family) -> Case:
     """Whether joint training has the highest error of the ensemble."""
-    return _worst(family, "ensemble_error", larger_is_worse=True)
+    return _worst(family, "ensemble_error", max)
 
 
 def compare_members(family: Family) -> Case:
@@ -337,8 +306,7 @@ def compare_diversity(family: Family) -> Case:
     """Whether diversity is larger in joint training."""
     independent, joint = (estimate(family[beta], "diversity") for beta in (0.0, 1.0))
     times = joint.value / max(independent.value, 1e-12)
-    text = f"{independent.value:.4f} at 0, {joint.value:.4f} at 1 ({times:.1f} times)"
-    return text, joint.above(independent)
+    return f"{independent.value:.4f} at 0, {joint.value:.4f} at 1 ({times:.1f} times)", joint.above(independent)
 
 
 def _gap(family: Family) -> Case:
@@ -349,7 +317,7 @@ def _gap(family: Family) -> Case:
 
 def _between(family: Family) -> Case:
     errors = {beta: estimate(records, "ensemble_error").value for beta, records in family.items()}
-    best = min(errors, key=lambda beta: errors[beta])
+    best = min(errors, key=errors.__getitem__)
     return f"lowest {errors[best]:.4f} at {best:g}, {errors[0.0]:.4f} at 0", best not in (0.0, 1.0)
 
 
@@ -357,21 +325,16 @@ def _dropout_claims(dropped: Family) -> list[Claim]:
     if 0.0 not in dropped or len(dropped) < 2:
         return []
     shares = sorted(dropped)
-    diversity = {share: estimate(dropped[share], "diversity").value for share in shares}
-    accuracy = {share: estimate(dropped[share], "accuracy") for share in shares}
-    best = max(shares[1:], key=lambda share: accuracy[share].value)
-    gains = accuracy[best].above(accuracy[0.0])
+    diversity, accuracy = (
+        {share: estimate(dropped[share], name) for share in shares} for name in ("diversity", "accuracy")
+    )
+    gains = max((accuracy[share] for share in shares[1:]), key=lambda each: each.value).above(accuracy[0.0])
+    spread, right = ([f"{found[p].value:.4f} at p = {p:g}" for p in shares] for found in (diversity, accuracy))
+    lowers = "Leaving out members of every batch lowers the diversity of joint training."
+    better = "; ".join(f"accuracy {each}" for each in right)
     return [
-        Claim.checked(
-            "Leaving out members of every batch lowers the diversity of joint training.",
-            "; ".join(f"{diversity[share]:.4f} at p = {share:g}" for share in shares),
-            diversity[shares[-1]] < diversity[0.0],
-        ),
-        Claim(
-            "It does not make the ensemble better.",
-            "; ".join(f"accuracy {accuracy[share].value:.4f} at p = {share:g}" for share in shares),
-            "not reproduced" if gains else "reproduced",
-        ),
+        Claim.checked(lowers, "; ".join(spread), diversity[shares[-1]].value < diversity[0.0].value),
+        Claim.checked("It does not make the ensemble better.", better, not gains),
     ]
 
 
@@ -379,9 +342,13 @@ def gap_curves(record: Record) -> dict[str, list[float]]:
     """Return errors of a gap arm by epoch."""
     clean, history = record["training"]["clean"], record["training"]["history"]
     train, test = clean["ensemble_error"], history["ensemble_loss"]
-    curves = {"gap": [after - before for before, after in zip(train, test, strict=True)], "training error": train}
-    curves |= {"test error": test, "members on training images": clean.get("member_error", [])}
-    curves["members on test images"] = history.get("validation_loss", [])
+    curves = {
+        "gap": [after - before for before, after in zip(train, test, strict=True)],
+        "training error": train,
+        "test error": test,
+        "members on training images": clean.get("member_error", []),
+        "members on test images": history.get("validation_loss", []),
+    }
     return {name: values for name, values in curves.items() if values}
 
 
@@ -394,44 +361,39 @@ def final_gap(record: Record) -> float:
 def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
     sweeps, gaps, dropped = _sorted_out(found)
-    drawings = [
-        sweep(
-            f"collusion_{file_name(name).lower()}",
-            name,
-            [("", beta, record) for beta, runs in records.items() for record in runs],
-            _NUMBERS,
-            "β",
-            caption=f"As the document's figure {_FIGURES.get(name, '15')}.",
-            xticks=sorted(records),
-        )
-        for name, records in sweeps.items()
-        if len(records) > 1
-    ]
-    for name, records in gaps.items():
-        points = [
-            (f"β = {beta:g}", float(epoch), {key: values[epoch - 1] for key, values in curves.items()})
-            for beta, runs in records.items()
-            for curves in map(gap_curves, runs)
-            for epoch in range(1, len(curves["gap"]) + 1)
-        ]
-        title, columns = name.replace("gap", "Generalisation gap,", 1), {key: itemgetter(key) for key in points[0][2]}
-        caption = "As the document's figures 5 and 10 to 12: in nats, training images looked at as test images after every epoch."
-        drawings.append(sweep(f"collusion_{file_name(name).lower()}", title, points, columns, "epoch", caption=caption))
+    drawings = []
+    for name, family in (*sweeps.items(), *gaps.items()):
+        title, axes, columns = name, {"xticks": sorted(family)}, dict(_NUMBERS)
+        caption = f"As the document's figure {_FIGURES.get(name, '15')}."
+        points = [("", beta, record) for beta, runs in family.items() for record in runs]
+        if name in gaps:
+            title, axes = name.replace("gap", "Generalisation gap,", 1), {}
+            caption = "As the document's figures 5 and 10 to 12: in nats, training images looked at as test images after every epoch."
+            points = [(f"β = {beta:g}", *point) for _, beta, record in points for point in _by_epoch(record)]
+            columns = {key: itemgetter(key) for key in points[0][2]}
+        elif len(family) == 1:
+            continue
+        along = "epoch" if name in gaps else "β"
+        drawing = f"collusion_{file_name(name).lower()}"
+        drawings.append(sweep(drawing, title, points, columns, along, caption=caption, **axes))
     if len(dropped) > 1:
         points = [("", share, record) for share, runs in dropped.items() for record in runs]
         title = "Leaving members out of training batches"
         caption = "As the document's figure 18: β = 1; int(p M) members, drawn anew, are left out of every batch."
         drawings.append(sweep("collusion_dropout", title, points, _NUMBERS, "share left out", caption=caption))
+    rows = [[name, *(read(record) for read in _NUMBERS.values())] for name, record in found.done.items()]
     return Page(
         image_claims(sweeps, gaps, dropped),
         _JUDGED,
         lambda outputs: [*(each.section(outputs) for each in drawings), Section("All arms", *_tables(found))],
-        (
-            ("arm", *_NUMBERS),
-            [[name, *(read(record) for read in _NUMBERS.values())] for name, record in found.done.items()],
-        ),
+        (("arm", *_NUMBERS), rows),
         [_HOW],
     )
+
+
+def _by_epoch(record: Record) -> list[tuple[float, Record]]:
+    curves = gap_curves(record)
+    return [(float(i + 1), {key: values[i] for key, values in curves.items()}) for i in range(len(curves["gap"]))]
 
 
 def _sorted_out(found: Arms) -> tuple[dict[str, Family], dict[str, Family], Family]:

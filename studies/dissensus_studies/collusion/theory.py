@@ -27,17 +27,13 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     """Run the study; see `dissensus_studies.Study.run`. It is quick as it is, draws nothing at random and needs no data."""
     outputs = Outputs(output)
     gammas = [[members, *(beta_from_step(step, members, others_only=True) for step in STEPS)] for members in MEMBERS]
-    errors = {offset: _errors_at(offset) for offset in OFFSETS}
-    offsets = [[offset, *found, found[2] / found[0]] for offset, found in errors.items()]
+    offsets = [[offset, *found, found[2] / found[0]] for offset in OFFSETS for found in [_errors_at(offset)]]
     columns = ("members", *(f"α = {step:g}" for step in STEPS))
-    outputs.sections += [
-        *(drawing.section(outputs) for drawing in drawings()),
-        Section(
-            "Numbers",
-            Table(columns, gammas, "γ of a step against the other members"),
-            Table(("c", "members' error", "ensemble's error", "diversity", "ratio"), offsets, "Members shifted by c"),
-        ),
-    ]
+    numbers = (
+        Table(columns, gammas, "γ of a step against the other members"),
+        Table(("c", "members' error", "ensemble's error", "diversity", "ratio"), offsets, "Members shifted by c"),
+    )
+    outputs.sections += [*(drawing.section(outputs) for drawing in drawings()), Section("Numbers", *numbers)]
     outputs.results({"gamma": gammas, "steps": STEPS, "offsets": offsets})
     print_table(columns, gammas)
     return outputs.page(
@@ -52,48 +48,33 @@ def drawings() -> list[Drawing]:
     steps = np.geomspace(0.05, 100, 300).tolist()
     apart, small = np.linspace(0, 10, 101).tolist(), np.linspace(1, 16, 61).tolist()
     step_lines = [
-        _line("target held fixed", betas, lambda beta: step_from_beta(beta, detach=True), 1),
+        _line("target held fixed", betas, partial(step_from_beta, detach=True), 1),
         _line("gradient through it", betas, step_from_beta, 0),
     ]
     gamma_lines = [
         _line(f"M = {members}", steps, partial(beta_from_step, num_members=members, others_only=True), colour)
         for colour, members in enumerate(MEMBERS)
     ]
-    dots = [Line("", [members - 1.0], [1.0], colour=colour, style="o") for colour, members in enumerate(MEMBERS)]
-    everybody = _line("all members", steps, beta_from_step, None, "--")
-    squared = [_line(f"β = {beta:g}", apart, partial(squared_loss, beta=beta), c) for c, beta in enumerate(BETAS)]
-    classes = [
-        _line("", small, lambda power, beta=beta: class_loss(10.0**-power, beta), c)  # type: ignore[misc]
-        for c, beta in enumerate(BETAS)
+    gamma_lines += [
+        Line("", [members - 1.0], [1.0], colour=colour, style="o") for colour, members in enumerate(MEMBERS)
     ]
+    gamma_lines.append(_line("all members", steps, beta_from_step, None, "--"))
+    squared = [_line(f"β = {beta:g}", apart, partial(squared_loss, beta=beta), c) for c, beta in enumerate(BETAS)]
+    classes = [_line("", small, partial(class_loss, beta=beta), c) for c, beta in enumerate(BETAS)]
+    step = Panel("step α", "β", step_lines, {"ylim": (0, 10), "xlim": (0, 1)})
+    gamma = Panel("γ", "step α", gamma_lines, {"xscale": "log", "ylim": (0, 1.04)})
+    unbounded = [
+        Panel("squared error: loss", "distance t", squared),
+        Panel("cross-entropy: loss", "−log₁₀ of the other's probability", classes),
+    ]
+    far = "Left: members at t and −t, target 1. Right: one member gives the class 0.9, the other less and less."
+    seen = "Figure 1 and appendix F. Left: lines are members, dashes those before. Right: what the ensemble sees does not change."
+    other = "The share γ that a step against the other members amounts to"
     return [
-        Drawing(
-            "collusion_step",
-            "The step of the targets that amounts to β",
-            [Panel("step α", "β", step_lines, {"ylim": (0, 10), "xlim": (0, 1)})],
-            "Figure 9.",
-        ),
-        Drawing(
-            "collusion_gamma",
-            "The share γ that a step against the other members amounts to",
-            [Panel("γ", "step α", [*gamma_lines, *dots, everybody], {"xscale": "log", "ylim": (0, 1.04)})],
-            "Figure 8. It is 1 at α = M − 1 and falls beyond.",
-        ),
-        Drawing(
-            "collusion_unbounded",
-            "The loss of two members that move apart",
-            [
-                Panel("squared error: loss", "distance t", squared),
-                Panel("cross-entropy: loss", "−log₁₀ of the other's probability", classes),
-            ],
-            "Left: members at t and −t, target 1. Right: one member gives the class 0.9, the other less and less.",
-        ),
-        Drawing(
-            "collusion_shift",
-            "Members shifted apart",
-            _shifted(),
-            "Figure 1 and appendix F. Left: lines are members, dashes those before. Right: what the ensemble sees does not change.",
-        ),
+        Drawing("collusion_step", "The step of the targets that amounts to β", [step], "Figure 9."),
+        Drawing("collusion_gamma", other, [gamma], "Figure 8. It is 1 at α = M − 1 and falls beyond."),
+        Drawing("collusion_unbounded", "The loss of two members that move apart", unbounded, far),
+        Drawing("collusion_shift", "Members shifted apart", _shifted(), seen),
     ]
 
 
@@ -103,23 +84,19 @@ def _line(name: str, places: list[float], read: Callable[[float], float], colour
 
 def _shifted() -> list[Panel]:
     """Return three members before and after collusion, and their errors over the offset."""
-    x, before, _ = collude(0.0)
-    _, after, _ = collude(1.0)
+    (x, before, _), (_, after, _) = collude(0.0), collude(1.0)
     places = x.tolist()
-    members = [
-        Line(name, places, line.tolist(), colour=colour, style=style)
-        for lines, names, style in ((before, ("", "", ""), "--"), (after, ("f₁", "f₂", "f₃"), "-"))
-        for colour, (name, line) in enumerate(zip(names, lines, strict=True))
-    ]
-    mean = Line("mean", places, after.mean(0).tolist(), colour=6, style="-")
+    lines = [Line("", places, line.tolist(), colour=colour, style="--") for colour, line in enumerate(before)]
+    lines += [Line(f"f{'₁₂₃'[c]}", places, line.tolist(), colour=c, style="-") for c, line in enumerate(after)]
+    lines.append(Line("mean", places, after.mean(0).tolist(), colour=6, style="-"))
     offsets = np.linspace(0, 2, 41).tolist()
-    found = zip(*(_errors_at(offset) for offset in offsets), strict=True)
+    found = zip(*map(_errors_at, offsets), strict=True)
     looks = (("members' error", "-"), ("ensemble's error", "-"), ("diversity", "--"))
     errors = [
         Line(name, offsets, list(values), colour=colour, style=style)
         for colour, ((name, style), values) in enumerate(zip(looks, found, strict=True))
     ]
-    return [Panel("members and their mean", "x", [*members, mean]), Panel("errors", "offset c", errors)]
+    return [Panel("members and their mean", "x", lines), Panel("errors", "offset c", errors)]
 
 
 def squared_loss(distance: float, beta: float) -> float:
@@ -130,18 +107,17 @@ def squared_loss(distance: float, beta: float) -> float:
         [0.9, -9.0, -999.0]
     """
     outputs = torch.tensor([[distance], [-distance]], dtype=torch.float64)
-    target = torch.ones(1, dtype=torch.float64)
-    return float(joint_loss(outputs, target, beta, loss="mse", allow_unbounded=True))
+    return float(joint_loss(outputs, torch.ones(1).double(), beta, loss="mse", allow_unbounded=True))
 
 
-def class_loss(probability: float, beta: float) -> float:
-    """Return the loss of two members of which one gives the true class 0.9, the other `probability`.
+def class_loss(power: float, beta: float) -> float:
+    """Return the loss of two members of which one gives the true class 0.9, the other ten to the minus `power`.
 
     Example:
-        >>> [round(class_loss(p, 1.1), 3) for p in (1e-2, 1e-6, 1e-12)]
+        >>> [round(class_loss(power, 1.1), 3) for power in (2, 6, 12)]
         [0.631, 0.182, -0.508]
     """
-    probs = torch.tensor([probability, 0.9], dtype=torch.float64)
+    probs = torch.tensor([10.0**-power, 0.9], dtype=torch.float64)
     logits = torch.stack([probs.log(), torch.log1p(-probs)], dim=-1)[:, None]
     label = torch.zeros(1, dtype=torch.int64)
     return float(joint_loss(logits, label, beta, average="probs", allow_unbounded=True))
@@ -157,11 +133,8 @@ def collude(offset: float) -> tuple[Tensor, Tensor, Tensor]:
     return x, members + offset * torch.tensor([[1.0], [-1.0], [0.0]]), targets
 
 
-def _errors_at(offset: float) -> tuple[float, float, float]:
+def _errors_at(offset: float) -> list[float]:
     """Return the members' error, the ensemble's error and the diversity."""
     _, members, targets = collude(offset)
     parts = decompose(members, targets, loss="mse")
-    member, ensemble, diversity = (
-        float(part.mean()) for part in (parts.member_error, parts.ensemble_error, parts.diversity)
-    )
-    return member, ensemble, diversity
+    return [float(part.mean()) for part in (parts.member_error, parts.ensemble_error, parts.diversity)]

@@ -6,36 +6,403 @@ Each run is stored as it ends; a study that was ended goes on where it was.
 
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
+import torch
+from torch import Tensor
 
+from dissensus._machine import one_thread
+from dissensus.architectures import mlp
+from dissensus.data.frames import read_table
+from dissensus.data.toy import diabetes
 from dissensus.html import Section, Table, Text
-from dissensus_studies.collusion.uci_data import (
-    SMALL_SETS,
-    Preparation,
-    Problem,
-    built_in_problem,
-    find_sources,
-    load_problem,
-)
-from dissensus_studies.collusion.uci_protocol import DROP_SHARES, Settings, import_optuna, measure_all
-from dissensus_studies.harness.arm_log import Record
+from dissensus.members import DeepEnsemble
+from dissensus.objectives import Joint, debias, decompose
+from dissensus.predictions import predict
+from dissensus.randomness import bits, derive, permutation
+from dissensus.training import Run, fit
+from dissensus_studies.deep_ensembles.uci import find_sets
+from dissensus_studies.harness.arm_log import Arm, Record, run_arms
 from dissensus_studies.harness.claims import Claim, claims_table, over_cases
 from dissensus_studies.harness.figures import sweep
 from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.harness.statistics import Comparison
 
-NUM_RUNS = 10
-QUICK_RUNS = 3
+Preparation = Literal["document", "tangos"]
+
+NUM_RUNS, QUICK_RUNS = 10, 3
 QUICK: dict[str, Any] = {"trials": 6, "most_epochs": 60}
+BETAS = tuple(tenth / 10 for tenth in range(11))
+DROP_SHARES = (0.2, 0.4, 0.6)
+DROP_REPEATS = 100
+# Of all rows, and of the rest.
+TEST_SHARE = VALIDATION_SHARE = 0.2
+# A feature counts as skewed above this; the document names no number.
+SKEWED = 1.0
+# The other preparation keeps this many rows of the two larger sets, in their order.
+TANGOS_ROWS = 1000
+PATIENCE = 5
+# The document names no largest number of epochs.
+MOST_EPOCHS = 300
+# Recording a step takes as long as some hundred steps, which runs with fewer steps an epoch than this do not win back.
+STEPS_WORTH_RECORDING = 50
+
+
+@dataclass(frozen=True)
+class Source:
+    """How a file becomes a regression problem."""
+
+    file: str  # Name of the file.
+    target: str  # Column to predict.
+    drop: tuple[str, ...]  # Columns that are no features.
+    categories: tuple[str, ...]  # Columns that become one 0/1 feature for each of their values.
+    large: bool = False  # Whether the first of those is left out, and the other preparation keeps its first rows only.
+
+
+BIOCONCENTRATION = ("nHM", "N-072", "B02[C-N]", "F04[C-O]")
+SOURCES: Mapping[str, Source] = {
+    "bioconcentration": Source(
+        "Grisoni_et_al_2016_EnvInt88.csv", "logBCF", ("#CAS", "SMILES", "Set", "Class"), BIOCONCENTRATION
+    ),
+    "weather": Source("Bias_correction_ucl.csv", "Next_Tmax", ("Date", "Next_Tmin"), ("station",), large=True),
+    "facebook": Source("dataset_Facebook.csv", "Lifetime Post Total Impressions", (), ("Type",)),
+    "abalone": Source("abalone.csv", "Rings", (), ("Sex",), large=True),
+}
+
+
+class Rows(NamedTuple):
+    """Features `(rows, features)` and targets `(rows,)`; of a part of a split, which is standardised, `(rows, 1)`."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Split(NamedTuple):
+    """One run's rows, standardised on the training part."""
+
+    train: Rows
+    validation: Rows
+    test: Rows
+
+
+def find_sources(data: Path | None) -> dict[str, Path]:
+    """Return the files of the sets that a folder, `../shared/data` by default, holds by itself or in `uci`, by name."""
+    return find_sets(data, {name: source.file for name, source in SOURCES.items()}, ("uci", ""))
+
+
+def load_problem(name: str, path: Path, preparation: Preparation = "document") -> Rows:
+    """Read one of the four sets; rows with missing values are left out."""
+    source = SOURCES[name]
+    frame = read_table(path)[0].dropna()
+    if preparation == "tangos" and source.large:
+        frame = frame[:TANGOS_ROWS]
+    inputs = frame.drop(columns=[source.target, *source.drop])
+    words = [n for n in inputs if n in source.categories or inputs[n].dtype.kind not in "iuf"]
+    # A 0/1 column for each value of a category, in the order of the values as texts.
+    parts = [
+        pd.get_dummies(inputs[n].astype(str), drop_first=source.large) if n in words else inputs[[n]] for n in inputs
+    ]
+    x = np.concatenate([part.to_numpy(np.float32) for part in parts], axis=1)
+    return Rows(*(torch.from_numpy(part).double() for part in (x, frame[source.target].to_numpy(np.float32))))
+
+
+def split_problem(problem: Rows, preparation: Preparation, *key: int | str) -> Split:
+    """Draw test, validation and training rows by a key, and prepare all on the training rows."""
+    rows = permutation(torch.tensor(derive(*key)), len(problem.x))
+    num_test = round(TEST_SHARE * len(rows))
+    num_validation = round(VALIDATION_SHARE * (len(rows) - num_test))
+    test, validation, train = rows.split([num_test, num_validation, len(rows) - num_test - num_validation])
+    x = log_skewed(problem.x, train) if preparation == "document" else problem.x
+    x, y = (standardised(values, train) for values in (x, problem.y[:, None]))
+    return Split(*(Rows(x[part], y[part]) for part in (train, validation, test)))
+
+
+def log_skewed(x: Tensor, train: Tensor) -> Tensor:
+    """Return features; those of more than two values whose skewness on the training rows exceeds 1 become log(1 + x - min).
+
+    Example:
+        >>> x = torch.tensor([[0.0, 1.0], [0.0, 2.0], [1.0, 3.0], [0.0, 4.0], [99.0, 5.0]])
+        >>> log_skewed(x, torch.arange(5))[-1].tolist()
+        [4.605170249938965, 5.0]
+    """
+    moved = x[train] - x[train].mean(0)
+    skewness = moved.pow(3).mean(0) / moved.square().mean(0).clamp_min(1e-12).pow(1.5)
+    logs = (x - x[train].amin(0)).clamp_min(0).log1p()
+    measured = torch.tensor([len(column.unique()) > 2 for column in x.T])
+    return torch.where(measured & (skewness > SKEWED), logs, x)
+
+
+def standardised(values: Tensor, train: Tensor) -> Tensor:
+    """Return `(rows, columns)` with mean 0 and standard deviation 1 on the training rows, in float32."""
+    centre, spread = values[train].mean(0), values[train].std(0, correction=0)
+    # A category that no training row has is constant there; divided by its deviation it would be NaN.
+    return ((values - centre) / torch.where(spread > 0, spread, 1.0)).float()
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What the search decides."""
+
+    lr: float
+    batch_size: int
+    weight_decay: float
+    num_members: int
+    hidden: int
+    layers: int
+
+
+SEARCH_SPACE: Mapping[str, tuple[float, ...]] = {
+    "lr": (0.001, 0.005, 0.01),
+    "batch_size": (16, 32, 64),
+    "weight_decay": (0.0, 0.001, 0.01),
+    "num_members": (5, 10, 15, 20),
+    "hidden": (10, 20, 30),
+    "layers": (1, 2, 3),
+}
+# The first configurations are drawn at random; the others where a Gaussian process expects an improvement.
+STARTUP_TRIALS = 5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the numbers of a run."""
+
+    preparation: Preparation = "document"  # How features are prepared.
+    trials: int = 20  # Configurations tried in each run's search.
+    search_beta: float = 0.5  # The beta with which they are tried.
+    betas: tuple[float, ...] = BETAS  # Those that the best configuration is trained with.
+    most_epochs: int = MOST_EPOCHS  # Where training ends that has not stopped by itself.
+    seed: int = 0  # Decides splits, weights, batches and the search.
+    on_validation_too: bool = False  # Whether the best configuration is trained again with the validation rows.
+
+
+class Trained(NamedTuple):
+    """An ensemble as it was at its best epoch: outputs `(members, rows)`, its error on the validation rows, and that epoch."""
+
+    train_outputs: Tensor
+    test_outputs: Tensor
+    validation_error: float
+    epochs: int
+
+
+def train(
+    split: Split,
+    configuration: Configuration,
+    beta: float,
+    *,
+    seed: int,
+    most_epochs: int = MOST_EPOCHS,
+    on_validation_too: bool = False,
+) -> Trained:
+    """Train an ensemble; its best epoch on the validation rows is kept.
+
+    Those of other betas differ in nothing else: member j of each starts with the same weights and all see the same batches. With
+    `on_validation_too` it is then trained again on training and validation rows, for its best number of epochs.
+    """
+    widths = [configuration.hidden] * configuration.layers
+
+    def fit_joint(rows: Rows, epochs: int, **stopping: Any) -> Run:
+        start = derive(seed, "start")
+        return fit(
+            DeepEnsemble(lambda: mlp(rows.x.shape[1], widths, 1), configuration.num_members, start),
+            rows,
+            objective=Joint(beta, "mse"),
+            epochs=epochs,
+            batch_size=configuration.batch_size,
+            optimizer="adam",
+            lr=configuration.lr,
+            weight_decay=configuration.weight_decay,
+            seed=seed,
+            device="cpu",
+            # Not "auto", which would compile for all epochs: it cannot know that runs end early.
+            engine="captured" if len(rows.x) >= STEPS_WORTH_RECORDING * configuration.batch_size else "eager",
+            progress=False,
+            **stopping,
+        )
+
+    run = fit_joint(split.train, most_epochs, validation=split.validation, patience=PATIENCE)
+    assert run.best is not None
+    assert run.best_step is not None
+    epochs, members = run.best_step // -(-len(split.train.x) // configuration.batch_size), run.members
+    if on_validation_too:
+        members = fit_joint(Rows(*map(torch.cat, zip(split.train, split.validation, strict=True))), epochs).members
+    on_train, on_test = (predict(members, part.x, batch_size=4096)[..., 0] for part in (split.train, split.test))
+    return Trained(on_train, on_test, run.best, epochs)
+
+
+def measure(outputs: Tensor, targets: Tensor, *, seed: int = 0) -> dict[str, Any]:
+    """Return every number of figures 2 to 4 for one ensemble, of its members' predictions `(members, rows)` and targets `(rows,)`."""
+    outputs, targets = outputs.double(), targets.double()
+    parts = decompose(outputs, targets, loss="mse")
+    found: dict[str, Any] = {
+        "mse": float(parts.ensemble_error.mean()),
+        "member_mse": float(parts.member_error.mean()),
+        "best_member_mse": float((outputs - targets).square().mean(1).min()),
+        "diversity": float(parts.diversity.mean()),
+        "bias_share": bias_share(outputs),
+    }
+    for share in DROP_SHARES:
+        found[f"drop_{share:g}"] = drop_increase(outputs, targets, share, seed=seed)
+        found[f"drop_{share:g}_expected"] = expected_drop_increase(outputs, share)
+    return found
+
+
+def bias_share(outputs: Tensor) -> float:
+    """Return the share of diversity that goes when each member's constant offset is taken away.
+
+    Reading: 0 where members differ from row to row, 1 where they are shifted copies of each other.
+
+    Example:
+        >>> bias_share(torch.tensor([[5.0, 6.0], [1.0, 2.0]]))
+        1.0
+    """
+    return 1 - spread(debias(outputs).outputs) / spread(outputs)
+
+
+def spread(outputs: Tensor) -> float:
+    """Return the mean variance of members around their mean: diversity for squared error."""
+    return float(outputs.var(0, correction=0).mean())
+
+
+def drop_increase(
+    outputs: Tensor, targets: Tensor, share: float, *, repeats: int = DROP_REPEATS, seed: int = 0
+) -> float:
+    """Return by how much the squared error rises when a share of the members is dropped at random, of each row others."""
+    left = len(outputs) - int(len(outputs) * share)
+    total = 0.0
+    for repeat in range(repeats):
+        # Members in a random order for each row; the first ones stay.
+        key = torch.tensor(derive(seed, "drop", repeat))
+        chosen = bits(key, *outputs.shape).argsort(0)[:left]
+        total += float((outputs.gather(0, chosen).mean(0) - targets).square().mean())
+    return total / repeats - float((outputs.mean(0) - targets).square().mean())
+
+
+def expected_drop_increase(outputs: Tensor, share: float) -> float:
+    r"""Return what `drop_increase` is on average over all choices of members.
+
+    $$\mathrm{DIV}\;\frac{M-m}{m\,(M-1)}$$
+
+    with m of M members left: for squared error it depends on the diversity alone.
+
+    Example:
+        >>> expected_drop_increase(torch.tensor([[1.0], [-1.0]]), 0.5)
+        1.0
+    """
+    count, left = len(outputs), len(outputs) - int(len(outputs) * share)
+    return spread(outputs) * (count - left) / (left * (count - 1))
+
+
+def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Record]]:
+    """Look for the configuration with the lowest value by Bayesian optimisation; return it, and every trial with its value."""
+    optuna = import_optuna()
+    tried: list[Record] = []
+
+    def objective(trial: Any) -> float:
+        # Places in the space, not values: the process then knows their order.
+        places = {name: trial.suggest_int(name, 0, len(choices) - 1) for name, choices in SEARCH_SPACE.items()}
+        configuration = Configuration(**{name: SEARCH_SPACE[name][place] for name, place in places.items()})
+        value = evaluate(configuration)
+        tried.append({**asdict(configuration), "value": value})
+        return value
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        sampler = optuna.samplers.GPSampler(seed=seed & 0xFFFFFFFF, n_startup_trials=STARTUP_TRIALS)
+        optuna.create_study(sampler=sampler).optimize(objective, n_trials=trials)
+    finally:
+        optuna.logging.set_verbosity(before)
+    best = min(tried, key=itemgetter("value"))
+    return Configuration(**{name: best[name] for name in SEARCH_SPACE}), tried
+
+
+def import_optuna() -> Any:
+    """Return the library that searches, or say how to get it."""
+    # The Gaussian process behind its search needs scipy.
+    if any(find_spec(name) is None for name in ("optuna", "scipy")):
+        raise ModuleNotFoundError(
+            "The search for configurations is optuna's, which this environment lacks. Install with: pip install 'dissensus[studies]'"
+        )
+    return import_module("optuna")
+
+
+def measure_run(name: str, run: int, problem: Rows, settings: Settings) -> Record:
+    """Search, retrain and measure one run on one set; return everything that is kept of it."""
+    key = derive(settings.seed, name, run)
+    split = split_problem(problem, settings.preparation, key, "split")
+    # Processor time: with one thread it is what a run would take on a core of its own.
+    start = time.process_time()
+
+    def evaluate(configuration: Configuration) -> float:
+        found = train(split, configuration, settings.search_beta, seed=key, most_epochs=settings.most_epochs)
+        return found.validation_error
+
+    configuration, tried = search(evaluate, settings.trials, derive(key, "search"))
+    middle = time.process_time()
+    return {
+        "set": name,
+        "run": run,
+        "settings": asdict(settings),
+        "configuration": asdict(configuration),
+        "trials": tried,
+        "betas": measure_betas(split, configuration, settings, seed=key),
+        "search_seconds": middle - start,
+        "retrain_seconds": time.process_time() - middle,
+    }
+
+
+def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Record]:
+    """Train one configuration for every beta and measure each ensemble on the test rows."""
+    options: dict[str, Any] = {"most_epochs": settings.most_epochs, "on_validation_too": settings.on_validation_too}
+    rows = []
+    for beta in settings.betas:
+        trained = train(split, configuration, beta, seed=seed, **options)
+        rows.append(
+            {
+                "beta": beta,
+                **measure(trained.test_outputs, split.test.y[:, 0], seed=seed),
+                "train_mse": float((trained.train_outputs.mean(0) - split.train.y[:, 0]).square().mean()),
+                "train_diversity": spread(trained.train_outputs),
+                "validation_mse": trained.validation_error,
+                "epochs": trained.epochs,
+            }
+        )
+    return rows
+
+
+def measure_all(
+    problems: Mapping[str, Rows],
+    num_runs: int,
+    settings: Settings,
+    folder: Path,
+    *,
+    minutes: float | None = None,
+    only: Sequence[str] | None = None,
+) -> list[Record]:
+    """Measure every run of every set that the folder's `arms.jsonl` has not yet (see `run_arms`); return all that ended, set by set."""
+    arms = [
+        Arm(f"{name} run={run}", partial(measure_run, name, run, problem, settings), like=name)
+        for run in range(num_runs)
+        for name, problem in problems.items()
+    ]
+    # Networks this small gain nothing from a second thread.
+    with one_thread():
+        found = run_arms(arms, folder, settings=asdict(settings), minutes=minutes, only=only)
+    return sorted(found.done.values(), key=lambda result: list(problems).index(result["set"]))
+
+
 SHOWN_BETAS = (0.0, 0.5, 0.8, 0.9, 1.0)
 # What counts as harmful: the error rises by more than this share of itself.
 HARM = 0.1
@@ -43,6 +410,7 @@ HARM = 0.1
 HALF = (1 / 3, 2 / 3)
 # "Elsewhere", as against near 1.
 ELSEWHERE = 0.8
+MOST_DROPPED = f"drop_{DROP_SHARES[-1]:g}"
 JUDGED = (
     "Verdicts of comparisons are those of an exact sign test at 5 % over paired runs; others follow from the condition in "
     "brackets, or from means over runs. Runs of one set share most of their rows, so p is too small."
@@ -81,73 +449,46 @@ def run(
     if setting not in (None, "tangos", "train+validation"):
         raise ValueError(f"`setting` must be 'tangos', 'train+validation' or left out; got {setting!r}.")
     preparation: Preparation = "tangos" if setting == "tangos" else "document"
+    shorter = (QUICK if quick else {}) | ({} if epochs is None else {"most_epochs": epochs})
     again = setting == "train+validation"
-    settings = Settings(preparation=preparation, search_beta=search_beta, seed=seed, on_validation_too=again)
-    if quick:
-        settings = replace(settings, **QUICK)
-    if epochs is not None:
-        settings = replace(settings, most_epochs=epochs)
+    settings = Settings(preparation, search_beta=search_beta, seed=seed, on_validation_too=again, **shorter)
+    problems = _problems(data, quick, preparation)
     outputs = Outputs(output)
-    found = measure_all(
-        _problems(data, quick, preparation),
-        runs or (QUICK_RUNS if quick else NUM_RUNS),
-        settings,
-        outputs.folder,
-        minutes=minutes,
-        only=arms,
-    )
+    num_runs = runs or (QUICK_RUNS if quick else NUM_RUNS)
+    found = measure_all(problems, num_runs, settings, outputs.folder, minutes=minutes, only=arms)
     if not found:
         raise ValueError("No run ended in the time given. Run it again for longer, or with quick.")
     return _report(outputs, found, settings, quick)
 
 
-def _problems(data: Path | None, quick: bool, preparation: Preparation) -> dict[str, Problem]:
+def _problems(data: Path | None, quick: bool, preparation: Preparation) -> dict[str, Rows]:
     if quick and data is None:
-        return {"diabetes": built_in_problem()}
+        loaded = diabetes()
+        assert loaded.y is not None
+        return {"diabetes": Rows(loaded.x.double(), loaded.y.double())}
     files = find_sources(data)
     if quick:
-        files = {name: path for name, path in files.items() if name in SMALL_SETS} or files
+        files = {name: path for name, path in files.items() if not SOURCES[name].large} or files
     return {name: load_problem(name, path, preparation) for name, path in files.items()}
 
 
-class SetRuns:
-    """All runs of one set as columns: `runs["mse"]` is `(runs, betas)`."""
-
-    def __init__(self, found: Sequence[Mapping[str, Any]]) -> None:
-        self.found = found
-        self.betas = [row["beta"] for row in found[0]["betas"]]
-
-    def __getitem__(self, name: str) -> NDArray[np.float64]:
-        return np.array([[row[name] for row in result["betas"]] for result in self.found], dtype=np.float64)
-
-    def at(self, name: str, beta: float) -> list[float]:
-        """Return a quantity at one beta, run by run."""
-        values: list[float] = self[name][:, self.betas.index(beta)].tolist()
-        return values
-
-    def ratio(self, name: str, beta: float) -> float:
-        """Return a quantity over the MSE at one beta, the median over runs."""
-        return median(np.divide(self.at(name, beta), self.at("mse", beta)).tolist())
-
-
-Sets = Mapping[str, SetRuns]
-
-
-def by_set(found: Sequence[Mapping[str, Any]]) -> dict[str, SetRuns]:
-    """Return runs by the set they belong to."""
-    names = dict.fromkeys(result["set"] for result in found)
-    return {name: SetRuns([result for result in found if result["set"] == name]) for name in names}
-
-
+# All runs of one set by run and beta, a column for each quantity.
+Runs = pd.DataFrame
 # What a condition finds on one set: in numbers, and whether the claim holds (None where runs cannot tell).
 Case = tuple[str, bool | None]
 
 
-def uci_claims(sets: Sets) -> list[Claim]:
+def by_set(found: Sequence[Mapping[str, Any]]) -> dict[str, Runs]:
+    """Return runs by the set they belong to."""
+    rows = [{"set": result["set"], "run": result["run"], **row} for result in found for row in result["betas"]]
+    return dict(list(pd.DataFrame(rows).set_index(["run", "beta"]).groupby("set", sort=False)))
+
+
+def uci_claims(sets: Mapping[str, Runs]) -> list[Claim]:
     """Judge the document's statements on figures 2 to 4."""
     dropped = f"{100 * DROP_SHARES[-1]:.0f} % dropped raise the MSE by over {100 * HARM:.0f} % there"
     joint = "Joint training"
-    judged: Mapping[str, Callable[[SetRuns], Case]] = {
+    judged: Mapping[str, Callable[[Runs], Case]] = {
         f"{joint} (β = 1) has a larger test error than independent training": lambda runs: _higher(runs["mse"]),
         "Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)": _above,
         f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})": _low_elsewhere,
@@ -158,52 +499,53 @@ def uci_claims(sets: Sets) -> list[Claim]:
             runs["mse"] - runs["train_mse"]
         ),
     }
-    claims = [_each(statement, sets, judge) for statement, judge in judged.items()]
-    return [claims[0], _worst(sets), *claims[1:]]
+    claims = []
+    for statement, judge in judged.items():
+        cases = {name: judge(runs) for name, runs in sets.items()}
+        measured = "; ".join(f"{name} {text}" for name, (text, _) in cases.items())
+        claims.append(Claim(statement, measured, over_cases({name: holds for name, (_, holds) in cases.items()})))
+    worst = {name: runs["mse"].groupby("beta").mean().idxmax() for name, runs in sets.items()}
+    measured = "; ".join(f"{name} is worst at β = {beta:g}" for name, beta in worst.items())
+    most = 2 * sum(beta == 1.0 for beta in worst.values()) > len(worst)
+    of_all = Claim.checked("β = 1 has the largest mean test error of all β, for most sets", measured, most)
+    return [claims[0], of_all, *claims[1:]]
 
 
-def _each(statement: str, sets: Sets, judge: Callable[[SetRuns], Case]) -> Claim:
-    """Judge a claim on every set."""
-    found = {name: judge(runs) for name, runs in sets.items()}
-    measured = "; ".join(f"{name} {text}" for name, (text, _) in found.items())
-    return Claim(statement, measured, over_cases({name: holds for name, (_, holds) in found.items()}))
+def _at(values: "pd.Series[float]", beta: float) -> "pd.Series[float]":
+    """Return a quantity at one beta, run by run."""
+    return values.xs(beta, level="beta")
 
 
-def _higher(values: NDArray[np.float64]) -> Case:
-    """Judge that a quantity, `(runs, betas)`, is higher at the last beta, 1, than at the first, 0."""
-    compared = Comparison.of(values[:, 0].tolist(), values[:, -1].tolist())
+def _share(runs: Runs, name: str, most: float | None = None) -> float:
+    """Return a quantity over the MSE, the median over runs, at beta 1, or the largest of all betas up to one."""
+    medians = (runs[name] / runs["mse"]).groupby("beta").median()
+    return float(medians[1.0] if most is None else medians.loc[:most].max())
+
+
+def _higher(values: "pd.Series[float]") -> Case:
+    """Judge that a quantity is higher at beta 1 than at 0."""
+    compared = Comparison.of(_at(values, 0.0), _at(values, 1.0))
     return str(compared), None if compared.verdict == "unresolved" else compared.verdict == "higher"
 
 
-def _worst(sets: Sets) -> Claim:
-    worst = {name: runs.betas[int(runs["mse"].mean(0).argmax())] for name, runs in sets.items()}
-    held = sum(beta == 1.0 for beta in worst.values())
-    measured = "; ".join(f"{name} is worst at β = {beta:g}" for name, beta in worst.items())
-    return Claim.checked(
-        "β = 1 has the largest mean test error of all β, for most sets", measured, 2 * held > len(worst)
-    )
-
-
-def _above(runs: SetRuns) -> Case:
-    ratio = runs.ratio("diversity", 1.0)
-    growth = median(np.divide(runs.at("diversity", 1.0), runs.at("diversity", 0.0)).tolist())
+def _above(runs: Runs) -> Case:
+    ratio, diversity = _share(runs, "diversity"), runs["diversity"]
+    growth = (_at(diversity, 1.0) / _at(diversity, 0.0)).median()
     return f"{ratio:.1f} × the MSE, {growth:.0f} × that of β = 0", ratio > 1
 
 
-def _low_elsewhere(runs: SetRuns) -> Case:
-    most = max(runs.ratio("diversity", beta) for beta in runs.betas if beta <= ELSEWHERE)
+def _low_elsewhere(runs: Runs) -> Case:
+    most = _share(runs, "diversity", ELSEWHERE)
     return f"{most:.2f} × the MSE", most < 1
 
 
-def _half_is_bias(runs: SetRuns) -> Case:
-    shares = runs.at("bias_share", 1.0)
-    text = f"{100 * fmean(shares):.0f} ± {100 * float(np.std(shares)):.0f} %"
-    return text, HALF[0] <= fmean(shares) <= HALF[1]
+def _half_is_bias(runs: Runs) -> Case:
+    shares = _at(runs["bias_share"], 1.0)
+    return f"{100 * shares.mean():.0f} ± {100 * shares.std(ddof=0):.0f} %", HALF[0] <= shares.mean() <= HALF[1]
 
 
-def _drop(runs: SetRuns) -> Case:
-    column = f"drop_{DROP_SHARES[-1]:g}"
-    near, far = runs.ratio(column, 1.0), max(runs.ratio(column, beta) for beta in runs.betas if beta <= ELSEWHERE)
+def _drop(runs: Runs) -> Case:
+    near, far = _share(runs, MOST_DROPPED), _share(runs, MOST_DROPPED, ELSEWHERE)
     text = f"+{100 * near:.0f} % at β = 1, at most +{100 * far:.1f} % up to {ELSEWHERE:g}"
     return text, near > HARM > far
 
@@ -213,27 +555,19 @@ def _report(outputs: Outputs, found: Sequence[Record], settings: Settings, quick
     sets = by_set(found)
     claims = uci_claims(sets)
     points = [(result["set"], row["beta"], row) for result in found for row in result["betas"]]
-    names = ("mse", "diversity", "member_mse", "bias_share", f"drop_{DROP_SHARES[-1]:g}")
-    read = {name.replace("_", " "): itemgetter(name) for name in names}
-    drawing = sweep("collusion_uci", "Over β", points, read, "β")
+    names = ("mse", "diversity", "member_mse", "bias_share", MOST_DROPPED)
+    drawing = sweep(
+        "collusion_uci", "Over β", points, {name.replace("_", " "): itemgetter(name) for name in names}, "β"
+    )
     columns = ("set", "β", "MSE", "diversity", "members' MSE", "removed by debiasing", "rise if 60 % are dropped")
     rows = [
-        [name, f"{beta:g}", *(_with_sd(runs.at(column, beta)) for column in names)]
+        [name, f"{beta:g}", *(_with_sd(_at(runs[column], beta)) for column in names)]
         for name, runs in sets.items()
         for beta in SHOWN_BETAS
     ]
     caption = "Mean over runs ± standard deviation, on standardised targets"
-    outputs.results(
-        {
-            "claims": claims,
-            "settings": settings.as_json(),
-            "quick": quick,
-            "optuna": version("optuna"),
-            "cores": os.cpu_count(),
-            "system": platform.system(),
-            "runs": found,
-        }
-    )
+    made_with = {"optuna": version("optuna"), "cores": os.cpu_count(), "system": platform.system()}
+    outputs.results({"claims": claims, "settings": asdict(settings), "quick": quick, **made_with, "runs": found})
     outputs.sections += [
         Section("What the document says", claims_table(claims), Text(JUDGED)),
         drawing.section(outputs),
@@ -246,7 +580,7 @@ def _report(outputs: Outputs, found: Sequence[Record], settings: Settings, quick
     )
 
 
-def _with_sd(values: Sequence[float]) -> str:
-    mean, deviation = fmean(values), float(np.std(values))
+def _with_sd(values: "pd.Series[float]") -> str:
+    mean, deviation = values.mean(), values.std(ddof=0)
     decimals = 3 if max(abs(mean), deviation) >= 0.01 else 5
     return f"{mean:.{decimals}f}\u00a0±\u00a0{deviation:.{decimals}f}"

@@ -8,13 +8,13 @@ of one sample. The recipe is kept as it was, with a learning rate so high that s
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributions import Laplace, Normal
 
 from dissensus import plots
 from dissensus.data import toy
@@ -48,7 +48,6 @@ COVERED = 0.9
 REGIONS = {"inside": (0.0, 4.0), "near": (4.0, 4.5), "outside": (5.0, 6.0)}
 
 Measures: TypeAlias = dict[str, Summary]
-Engine: TypeAlias = Literal["auto", "eager"]
 
 
 @dataclass(frozen=True)
@@ -97,6 +96,18 @@ def practical_scales(num_members: int = 6) -> dict[int, float]:
     return scales
 
 
+def _recipe(arm: Arm, steps: int, seed: int) -> dict[str, Any]:
+    """Return how every ensemble of the study is trained: one full batch a step."""
+    return {
+        "objective": arm.objective,
+        "epochs": steps,
+        "batch_size": NUM_POINTS,
+        "optimizer": "adam",
+        "lr": LEARNING_RATE,
+        "seed": seed,
+    }
+
+
 def train_practical(
     arm: Arm,
     num_members: int = PRACTICAL_MEMBERS,
@@ -104,29 +115,19 @@ def train_practical(
     steps: int = STEPS,
     *,
     num_seeds: int = 1,
-    engine: Engine = "auto",
+    **rest: Any,
 ) -> Run:
-    """Train the practical's ensemble: its data, its scales, one full batch a step; those of several seeds as one ensemble."""
+    """Train the practical's ensemble on its data, with its scales; those of several seeds as one ensemble."""
     nets = [
         scaled_mlp(SIZES, scale, each, "practical", member)
         for each in range(seed, seed + num_seeds)
         for member, scale in enumerate(practical_scales(num_members).values())
     ]
-    return fit(
-        DeepEnsemble.from_members(nets, seed),
-        toy.cubic(NUM_POINTS),
-        objective=arm.objective,
-        epochs=steps,
-        batch_size=NUM_POINTS,
-        optimizer="adam",
-        lr=LEARNING_RATE,
-        seed=seed,
-        device="cpu",
-        engine=engine,
-    )
+    recipe = _recipe(arm, steps, seed) | {"device": "cpu", **rest}
+    return fit(DeepEnsemble.from_members(nets, seed), toy.cubic(NUM_POINTS), **recipe)
 
 
-HEADLINE_ENGINE: Engine = "eager"
+HEADLINE_ENGINE = "eager"
 
 
 def headline(num_seeds: int) -> list[dict[str, float]]:
@@ -137,15 +138,19 @@ def headline(num_seeds: int) -> list[dict[str, float]]:
     """
     run = train_practical(ARMS[0], num_seeds=num_seeds, engine=HEADLINE_ENGINE)
     losses = torch.tensor(final_losses(run, ARMS[0])).reshape(num_seeds, -1)
-    rows = [
-        {"seed": seed, "best_net": float(each.min()), "worst_net": float(each.max())}
-        for seed, each in enumerate(losses)
-    ]
+    sds = {}
     for place in ("inside", "outside"):
-        mean, scale = mean_and_scale(predict(run.members, region(place)[0]).unflatten(0, (num_seeds, -1)))
-        for row, each_mean, each_scale in zip(rows, mean, scale, strict=True):
-            row[f"sd_{place}"] = float(mixture(each_mean, each_scale, ARMS[0].family)[1].mean())
-    return rows
+        every = predict(run.members, region(place)[0]).unflatten(0, (num_seeds, -1))
+        sds[f"sd_{place}"] = [float(_moments(own, ARMS[0].family)[1].mean()) for own in every]
+    return [
+        {
+            "seed": seed,
+            "best_net": float(own.min()),
+            "worst_net": float(own.max()),
+            **{k: sd[seed] for k, sd in sds.items()},
+        }
+        for seed, own in enumerate(losses)
+    ]
 
 
 @dataclass(frozen=True)
@@ -185,19 +190,8 @@ def train_repeats(arm: Arm, num_repeats: int, num_members: int = NETS, seed: int
         for member, scale in enumerate(np.abs(draws)):
             nets.append(scaled_mlp(SIZES, float(scale), seed, "repeat", repeat, member))
     ensemble = DeepEnsemble.from_members(nets, seed)
-    fit_own_sets(
-        ensemble,
-        x,
-        y,
-        [repeat for repeat in range(num_repeats) for _ in range(num_members)],
-        arm.objective,
-        epochs=steps,
-        batch_size=NUM_POINTS,
-        optimizer="adam",
-        lr=LEARNING_RATE,
-        seed=seed,
-        check_every=100,
-    )
+    owners = [repeat for repeat in range(num_repeats) for _ in range(num_members)]
+    fit_own_sets(ensemble, x, y, owners, **_recipe(arm, steps, seed), check_every=100)
     return Repeats(arm, ensemble.eval(), x, y)
 
 
@@ -211,27 +205,27 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
         data; `ratio`, sd outside over sd inside.
     """
     x, y = test
-    arm = trained.arm
+    family, likelihood = trained.arm.family, trained.arm.objective.likelihood
     with torch.no_grad():
         outputs = trained.outputs(x, num_members)
-        ensembles = outputs.shape[2]
-        own_x = trained.x[:, None].expand(-1, ensembles, -1, -1)
-        on_train = trained.outputs(own_x, num_members)
+        own_x = trained.x[:, None].expand(-1, outputs.shape[2], -1, -1)
         attacked = trained.outputs(attack(trained, num_members, test), num_members)
-        errors = (_moments(outputs, arm.family)[0] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
+        errors = (_moments(outputs, family)[0] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
         found = {
-            "nll": arm.objective.likelihood.mixture(outputs, y),
-            "nll_train": arm.objective.likelihood.mixture(on_train, trained.y[:, None]),
-            "nll_attacked": arm.objective.likelihood.mixture(attacked, y),
+            "nll": likelihood.mixture(outputs, y),
+            "nll_train": likelihood.mixture(trained.outputs(own_x, num_members), trained.y[:, None]),
+            "nll_attacked": likelihood.mixture(attacked, y),
             "rmse": errors,
             "wild": (errors > y.square().mean().sqrt()).double(),
         }
         for name in REGIONS:
             x, y = region(name)
             there = trained.outputs(x, num_members)
-            found[f"coverage_{name}"] = _covered(there, y, arm.family).double()
-            found[f"sd_{name}"] = _moments(there, arm.family)[1]
-            found[f"knowledge_{name}"] = mean_and_scale(there)[0][..., 0].std(0, correction=0)
+            mean, scale = (part[..., 0] for part in mean_and_scale(there))
+            below = {"gaussian": Normal, "laplace": Laplace}[family](mean, scale).cdf(y[:, 0]).mean(0)
+            found[f"coverage_{name}"] = ((below - 0.5).abs() <= COVERED / 2).double()
+            found[f"sd_{name}"] = mixture(mean, scale, family)[1]
+            found[f"knowledge_{name}"] = mean.std(0, correction=0)
         found["overfit"] = found["nll"].mean(-1, keepdim=True) - found["nll_train"].mean(-1, keepdim=True)
         found["ratio"] = found["sd_outside"].mean(-1, keepdim=True) / found["sd_inside"].mean(-1, keepdim=True)
     return {name: Summary(tuple(values.mean((1, 2)).tolist())) for name, values in found.items()}
@@ -276,20 +270,9 @@ def final_losses(run: Run, arm: Arm) -> list[float]:
 
 
 def _moments(outputs: Tensor, family: Family) -> tuple[Tensor, Tensor]:
-    """Return mean and sd of the mixture, `(repeats, ensembles, points)`."""
-    mean, scale = mean_and_scale(outputs)
-    return mixture(mean[..., 0], scale[..., 0], family)
-
-
-def _covered(outputs: Tensor, y: Tensor, family: Family) -> Tensor:
-    """Return whether each target lies in the mixture's central interval, by its distribution function."""
-    mean, scale = mean_and_scale(outputs)
-    z = ((y - mean) / scale)[..., 0]
-    if family == "gaussian":
-        below = 0.5 * (1 + torch.erf(z / sqrt(2)))
-    else:
-        below = 0.5 * (1 + z.sign() * (1 - torch.exp(-z.abs())))
-    return (below.mean(0) - 0.5).abs() <= COVERED / 2
+    """Return mean and sd of the mixture, without the axis of members."""
+    mean, scale = (part[..., 0] for part in mean_and_scale(outputs))
+    return mixture(mean, scale, family)
 
 
 def _numpy_seed(*key: int | str) -> int:
@@ -323,32 +306,29 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     of_seeds = [
         (_words(name), *torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist()) for name in SEEDS
     ]
+    chaotic = (
+        "A run of this recipe is chaotic; what can be compared is the distribution over seeds (here: "
+        f"{platform.machine()}, torch {torch.__version__}, engine {HEADLINE_ENGINE!r})."
+    )
+    repeated = (
+        f"{NETS} nets an arm on each of {num_repeats} fresh samples of {NUM_POINTS} points. Inside is |x| ≤ 4, where the data "
+        f"are, near 4 to 4.5, outside 5 to 6; attacked points have moved by {EPSILON} up the loss; coverage is the share of "
+        "targets in the mixture's central 90 % interval; wild the share of ensembles that are worse than always predicting 0."
+    )
     judged = (
         f"Paired over {num_repeats} repeats, judged by an exact sign test at 5 %. That an average is better than its members are on "
         "average is no finding (Jensen's inequality); by how much is."
     )
-    drawn = outputs.picture(
-        "practical_regression_members", count_figure(_counted(results)), "measures by number of members"
-    )
+    columns = ("six Gaussian nets", "least", "first quartile", "median", "third quartile", "largest")
+    drawn, alt = count_figure(_counted(results)), "measures by number of members"
     outputs.sections += [
-        Section(
-            f"The same with {len(seeds)} seeds",
-            Text(
-                "A run of this recipe is chaotic; what can be compared is the distribution over seeds (here: "
-                f"{platform.machine()}, torch {torch.__version__}, engine {HEADLINE_ENGINE!r})."
-            ),
-            Table(("six Gaussian nets", "least", "first quartile", "median", "third quartile", "largest"), of_seeds),
-        ),
+        Section(f"The same with {len(seeds)} seeds", Text(chaotic), Table(columns, of_seeds)),
         Section(
             "Single net, adversarial training, ensemble",
-            Text(
-                f"{NETS} nets an arm on each of {num_repeats} fresh samples of {NUM_POINTS} points. Inside is |x| ≤ 4, where the data "
-                f"are, near 4 to 4.5, outside 5 to 6; attacked points have moved by {EPSILON} up the loss; coverage is the share of "
-                "targets in the mixture's central 90 % interval; wild the share of ensembles that are worse than always predicting 0."
-            ),
+            Text(repeated),
             _arms_table(results, "Means over repeats ± standard errors", str),
             medians,
-            drawn,
+            outputs.picture("practical_regression_members", drawn, alt),
         ),
         Section("What the document says", claims_table(claims, judged)),
     ]
@@ -388,17 +368,13 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
             main = plots.member_bands(grid, mean, scale, truth=grid**3, points=(x, y), limits=(-300.0, 300.0))
     name_lines(axes[1])
     rows = [(name, min(r["final_losses"]), max(r["final_losses"]), *list(r.values())[1:]) for name, r in found.items()]
-    outputs.sections.append(
-        Section(
-            "The practical",
-            Text(
-                f"{PRACTICAL_MEMBERS} nets take {STEPS} steps on all {NUM_POINTS} points; a perfect one ends near 2.4."
-            ),
-            outputs.picture("practical_regression", main, "bands of six members and of their mixture"),
-            outputs.picture("practical_regression_arms", figure, "bands of the mixture in four arms"),
-            Table(("arm", "best net, nats", "worst net, nats", "mean sd, |x| ≤ 4", "mean sd, 5 ≤ |x| ≤ 6"), rows),
-        )
+    lead = f"{PRACTICAL_MEMBERS} nets take {STEPS} steps on all {NUM_POINTS} points; a perfect one ends near 2.4."
+    pictures = (
+        outputs.picture("practical_regression", main, "bands of six members and of their mixture"),
+        outputs.picture("practical_regression_arms", figure, "bands of the mixture in four arms"),
     )
+    columns = ("arm", "best net, nats", "worst net, nats", "mean sd, |x| ≤ 4", "mean sd, 5 ≤ |x| ≤ 6")
+    outputs.sections.append(Section("The practical", Text(lead), *pictures, Table(columns, rows)))
     return found
 
 
@@ -453,53 +429,41 @@ def regression_claims(results: Results) -> list[Claim]:
     def mean(name: str, count: int) -> dict[str, float]:
         return {arm.name: results[arm, count][name].mean for arm in ARMS}
 
-    def compare(first: tuple[int, str], second: tuple[int, str]) -> dict[str, Comparison]:
-        """Compare two measurements of each arm, each by number of members and name."""
-        (few, before), (many, after) = first, second
-        return {
-            arm.name: Comparison.of(results[arm, few][before].values, results[arm, many][after].values) for arm in ARMS
-        }
+    def compared(statement: str, expected: str, before: str, after: str, few: int, many: int) -> Claim:
+        pairs = {arm.name: (results[arm, few][before].values, results[arm, many][after].values) for arm in ARMS}
+        return Claim.compared(statement, expected, {name: Comparison.of(*pair) for name, pair in pairs.items()})
 
-    def with_adversarial(name: str) -> dict[str, Comparison]:
-        return {
-            plain.name: Comparison.of(results[plain, 1][name].values, results[attacked, 1][name].values)
-            for plain, attacked in (ARMS[:2], ARMS[2:])
+    def attacked(statement: str, expected: str, name: str) -> Claim:
+        cases = {
+            p.name: Comparison.of(*(results[arm, 1][name].values for arm in (p, a))) for p, a in (ARMS[:2], ARMS[2:])
         }
+        return Claim.compared(statement, expected, cases)
 
-    beside, inside = mean("coverage_near", 1), mean("coverage_inside", members)
+    beside, inside = _percentages(mean("coverage_near", 1)), _percentages(mean("coverage_inside", members))
     first, middle, last = (mean("nll", count) for count in (1, members, most))
     gained = {name: (first[name] - middle[name]) / (first[name] - last[name]) for name in first}
+    agreed = f"Members that agree on the data disagree where there are none (sd of {members} members' means: 5 < |x| < 6 against |x| < 4)."
+    share = f"Share of the NLL gained from 1 to {most} members that {members} members give: {_percentages(gained)}."
     return [
-        *(Claim.compared(statement, expected, with_adversarial(name)) for statement, expected, name in _ADVERSARIAL),
-        Claim.compared(
-            f"Members that agree on the data disagree where there are none (sd of {members} members' means: "
-            "5 < |x| < 6 against |x| < 4).",
-            "higher",
-            compare((members, "knowledge_inside"), (members, "knowledge_outside")),
-        ),
+        *(attacked(*each) for each in _ADVERSARIAL),
+        compared(agreed, "higher", "knowledge_inside", "knowledge_outside", members, members),
         Claim.checked(
             "A single net is too sure just beside the data.",
-            f"Its {COVERED:.0%} intervals over 4 < |x| < 4.5 hold: {_percentages(beside)}.",
-            max(beside.values()) < COVERED,
+            f"Its {COVERED:.0%} intervals over 4 < |x| < 4.5 hold: {beside}.",
+            max(mean("coverage_near", 1).values()) < COVERED,
         ),
         *(
-            Claim.compared(f"An ensemble of {members} {statement}.", expected, compare((1, name), (members, name)))
+            compared(f"An ensemble of {members} {statement}.", expected, name, name, 1, members)
             for statement, expected, name in _ENSEMBLE
         ),
-        Claim.compared(
-            f"More members predict better (NLL of {most} against {members}).",
-            "lower",
-            compare((members, "nll"), (most, "nll")),
+        compared(
+            f"More members predict better (NLL of {most} against {members}).", "lower", "nll", "nll", members, most
         ),
-        Claim.checked(
-            "Returns diminish: a few members give most of the gain.",
-            f"Share of the NLL gained from 1 to {most} members that {members} members give: {_percentages(gained)}.",
-            min(gained.values()) > 0.5,
-        ),
+        Claim.checked("Returns diminish: a few members give most of the gain.", share, min(gained.values()) > 0.5),
         Claim.checked(
             "About five members are enough for well-calibrated uncertainty.",
-            f"The mixture's {COVERED:.0%} intervals with {members} members hold, inside: {_percentages(inside)}.",
-            max(abs(value - COVERED) for value in inside.values()) < 0.03,
+            f"The mixture's {COVERED:.0%} intervals with {members} members hold, inside: {inside}.",
+            max(abs(value - COVERED) for value in mean("coverage_inside", members).values()) < 0.03,
         ),
     ]
 

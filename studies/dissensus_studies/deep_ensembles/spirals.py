@@ -147,83 +147,62 @@ def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
         Fit on the training data (`train_…`) and a fresh sample (`test_…`, `attacked_accuracy`); confidences, entropies and
         knowledge uncertainty on the data, beyond them (radius > 1), at boundaries and in the corners.
     """
-    found = _fit_of(run.members, seed) | _confidence(run.members, plane)
-    return found | _entropies(plane) | _knowledge(run.members, plane)
+    ensemble, found = run.members.eval(), {}
+    fresh = spirals(derive(seed, "spirals, test") & 0xFFFFFFFF)
+    samples = {"train": spirals(), "test": fresh, "attacked": (_attacked(ensemble, *fresh), fresh[1])}
+    answers = {name: predict(ensemble, x) for name, (x, _) in samples.items()}
+    probs = {name: logits.softmax(-1).mean(0) for name, logits in answers.items()}
+    for name, (_, y) in samples.items():
+        found[f"{name}_accuracy"] = metrics.accuracy(probs[name], y)
+        found[f"{name}_nll"] = metrics.nll(probs[name], y)
+        if name == "test":
+            found["test_ece"] = metrics.ece(probs[name], y)
+
+    angle = torch.linspace(0, 2 * pi, 721)[:-1]
+    ring = predict(ensemble, 10 * torch.stack([angle.sin(), angle.cos()], -1)).softmax(-1)
+    confidence, members = plane.mean_probs.amax(-1), plane.logits.softmax(-1).amax(-1)
+    total, data = scores.total_entropy(plane.logits), scores.expected_entropy(plane.logits)
+    knowledge = scores.mutual_information(plane.logits)
+    edge, inside, far = plane.boundary(), plane.radius <= 1, plane.radius > 1.5
+    side = len(plane.axis)
+    corners = torch.tensor([0, side - 1, side * (side - 1), side * side - 1])
+    values = {
+        "confidence_data": probs["train"].amax(-1).mean(),
+        "confidence_far": confidence[far].mean(),
+        "confidence_far_member": members[:, far].mean(),
+        "confidence_far_above_99": (confidence[far] > 0.99).float().mean(),
+        "confidence_far_member_above_99": (members[:, far] > 0.99).float().mean(),
+        "confidence_radius_10": ring.mean(0).amax(-1).mean(),
+        "confidence_radius_10_member": ring.amax(-1).mean(),
+        "entropy_boundary": total[edge & inside].mean(),
+        "entropy_elsewhere": total[~edge & inside].mean(),
+        "entropy_boundary_far": total[edge & ~inside].mean(),
+        "entropy_far_elsewhere": total[~edge & ~inside].mean(),
+        "data_share_boundary": data[edge & inside].sum() / total[edge & inside].sum(),
+        "data_uncertainty_inside": data[inside].mean(),
+        "data_uncertainty_far": data[~inside].mean(),
+        # Half of the largest entropy possible, log 3, is 0.549 nats.
+        "uncertain_area_inside": (total[inside] > 0.549).float().mean(),
+        "knowledge_data": scores.mutual_information(answers["train"]).mean(),
+        "knowledge_inside": knowledge[inside].mean(),
+        "knowledge_far": knowledge[~inside].mean(),
+        "knowledge_far_boundary": knowledge[~inside & edge].mean(),
+        "knowledge_far_elsewhere": knowledge[~inside & ~edge].mean(),
+        "knowledge_largest_corner": knowledge[corners].max(),
+        "agreed_corners": (knowledge[corners] < AGREED).sum(),
+        "agreed_far": (knowledge[~inside] < AGREED).float().mean(),
+        "confidence_smallest_corner": confidence[corners].min(),
+    }
+    return found | {name: float(value) for name, value in values.items()}
 
 
-def attack(ensemble: Members, x: Tensor, y: Tensor) -> Tensor:
+def _attacked(ensemble: Members, x: Tensor, y: Tensor) -> Tensor:
     """Move inputs by `EPSILON` up the ensemble's loss."""
     x = x.clone().requires_grad_()
     with torch.enable_grad():
         loss = Independent().likelihood.mixture(ensemble(x), y).sum()
         (gradient,) = torch.autograd.grad(loss, x)
     return fast_gradient_sign(x, gradient, EPSILON)
-
-
-def _fit_of(ensemble: Members, seed: int) -> dict[str, float]:
-    ensemble.eval()
-    found = {}
-    fresh = spirals(derive(seed, "spirals, test") & 0xFFFFFFFF)
-    for name, (x, y) in (("train", spirals()), ("test", fresh)):
-        probs = predict(ensemble, x).softmax(-1).mean(0)
-        found[f"{name}_accuracy"] = metrics.accuracy(probs, y)
-        found[f"{name}_nll"] = metrics.nll(probs, y)
-    found["test_ece"] = metrics.ece(probs, y)
-    moved = predict(ensemble, attack(ensemble, *fresh)).softmax(-1).mean(0)
-    found["attacked_accuracy"] = metrics.accuracy(moved, fresh[1])
-    found["attacked_nll"] = metrics.nll(moved, fresh[1])
-    return found
-
-
-def _confidence(ensemble: Members, plane: Plane) -> dict[str, float]:
-    confidence = plane.mean_probs.amax(-1)
-    members = plane.logits.softmax(-1).amax(-1)
-    far = plane.radius > 1.5
-    angle = torch.linspace(0, 2 * pi, 721)[:-1]
-    ring = predict(ensemble, 10 * torch.stack([angle.sin(), angle.cos()], -1)).softmax(-1)
-    return {
-        "confidence_data": float(predict(ensemble, spirals()[0]).softmax(-1).mean(0).amax(-1).mean()),
-        "confidence_far": float(confidence[far].mean()),
-        "confidence_far_member": float(members[:, far].mean()),
-        "confidence_far_above_99": float((confidence[far] > 0.99).float().mean()),
-        "confidence_far_member_above_99": float((members[:, far] > 0.99).float().mean()),
-        "confidence_radius_10": float(ring.mean(0).amax(-1).mean()),
-        "confidence_radius_10_member": float(ring.amax(-1).mean()),
-    }
-
-
-def _entropies(plane: Plane) -> dict[str, float]:
-    total, data = scores.total_entropy(plane.logits), scores.expected_entropy(plane.logits)
-    edge, inside = plane.boundary(), plane.radius <= 1
-    return {
-        "entropy_boundary": float(total[edge & inside].mean()),
-        "entropy_elsewhere": float(total[~edge & inside].mean()),
-        "entropy_boundary_far": float(total[edge & ~inside].mean()),
-        "entropy_far_elsewhere": float(total[~edge & ~inside].mean()),
-        "data_share_boundary": float(data[edge & inside].sum() / total[edge & inside].sum()),
-        "data_uncertainty_inside": float(data[inside].mean()),
-        "data_uncertainty_far": float(data[~inside].mean()),
-        # Half of the largest entropy possible, log 3, is 0.549 nats.
-        "uncertain_area_inside": float((total[inside] > 0.549).float().mean()),
-    }
-
-
-def _knowledge(ensemble: Members, plane: Plane) -> dict[str, float]:
-    knowledge = scores.mutual_information(plane.logits)
-    edge, far = plane.boundary(), plane.radius > 1
-    side = len(plane.axis)
-    corners = torch.tensor([0, side - 1, side * (side - 1), side * side - 1])
-    return {
-        "knowledge_data": float(scores.mutual_information(predict(ensemble, spirals()[0])).mean()),
-        "knowledge_inside": float(knowledge[~far].mean()),
-        "knowledge_far": float(knowledge[far].mean()),
-        "knowledge_far_boundary": float(knowledge[far & edge].mean()),
-        "knowledge_far_elsewhere": float(knowledge[far & ~edge].mean()),
-        "knowledge_largest_corner": float(knowledge[corners].max()),
-        "agreed_corners": float((knowledge[corners] < AGREED).sum()),
-        "agreed_far": float((knowledge[far] < AGREED).float().mean()),
-        "confidence_smallest_corner": float(plane.mean_probs[corners].amax(-1).min()),
-    }
 
 
 PRACTICAL, ATTACKED = ARMS[0], ARMS[1]
@@ -249,36 +228,32 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     repeated = f"Mean over {num_repeats} initialisations ± standard error" if num_repeats > 1 else "One initialisation"
     fits = _table(FIT_COLUMNS, results, repeated)
     judged = "Adversarial training is judged by an exact sign test at 5 % over initialisations and both losses; all share the data."
+    trained = (
+        f"{NUM_MEMBERS} nets take {steps} steps of Adam on all 3000 points. The practical's loss divides cross-entropy by the "
+        "number of classes and adds 0.001 times the norm of the parameters; the usual loss has weight decay of 0.0001 instead, "
+        f"which is what that norm amounts to here. Adversarial training moves inputs by {EPSILON}."
+    )
+    wide = Plane.of(runs[PRACTICAL].members, -4.0, 4.0)
+    maps = torch.stack([wide.grid(member) for member in wide.logits.softmax(-1)])
+    planes = {arm: Plane.of(own.members) for arm, own in runs.items() if arm.parity}
+    pictures = {
+        "practical_training": (_training_figure(runs), "accuracy and NLL on the training data by step"),
+        "practical_profile": (
+            _profile_figure(planes),
+            "confidence, data uncertainty and knowledge uncertainty over the distance from the centre",
+            "The data end at radius 1. Lines are means over the ring of the practical's ensemble.",
+        ),
+        "practical_members": (
+            plots.class_maps(wide.axis, maps, [f"member {number}" for number in range(len(maps))]),
+            "what each member predicts on the plane",
+            "Each member continues the rim outwards in wedges. Where the wedges of all members overlap, as in the corners, "
+            "they are sure and agree: knowledge uncertainty is zero although nothing is known there.",
+        ),
+    }
+    training, profile, members = (outputs.picture(name, *drawn) for name, drawn in pictures.items())
     outputs.sections += [
-        Section(
-            "The practical",
-            Text(
-                f"{NUM_MEMBERS} nets take {steps} steps of Adam on all 3000 points. The practical's loss divides cross-entropy by the "
-                "number of classes and adds 0.001 times the norm of the parameters; the usual loss has weight decay of 0.0001 instead, "
-                f"which is what that norm amounts to here. Adversarial training moves inputs by {EPSILON}."
-            ),
-            outputs.picture(
-                "practical_training", _training_figure(runs), "accuracy and NLL on the training data by step"
-            ),
-            fits,
-        ),
-        Section(
-            "The plane",
-            *(_panels(outputs, arm, runs[arm]) for arm in (PRACTICAL, ATTACKED)),
-            outputs.picture(
-                "practical_profile",
-                _profile_figure(runs),
-                "confidence, data uncertainty and knowledge uncertainty over the distance from the centre",
-                "The data end at radius 1. Lines are means over the ring of the practical's ensemble.",
-            ),
-            outputs.picture(
-                "practical_members",
-                _members_figure(runs[PRACTICAL]),
-                "what each member predicts on the plane",
-                "Each member continues the rim outwards in wedges. Where the wedges of all members overlap, as in the corners, "
-                "they are sure and agree: knowledge uncertainty is zero although nothing is known there.",
-            ),
-        ),
+        Section("The practical", Text(trained), training, fits),
+        Section("The plane", *(_panels(outputs, *each) for each in planes.items()), profile, members),
         Section("What the document says", _table(QUESTION_COLUMNS, results, repeated), claims_table(claims, judged)),
     ]
     arms = {arm.name: found for arm, found in results.items()}
@@ -294,13 +269,14 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
 def classification_claims(results: Results) -> list[Claim]:
     """Judge what the practical says about its four questions; the practical's own loss is meant unless both are named."""
     plain = {name: summary.mean for name, summary in results[PRACTICAL].items()}
-    return [
-        *(Claim.checked(statement, text.format(**plain), holds(plain)) for statement, text, holds in _CHECKED),
-        *(
-            Claim.compared(statement, expected, {"both losses:": _adversarial(results, name)})
-            for statement, expected, name in _ADVERSARIAL
-        ),
-    ]
+    claims = [Claim.checked(statement, text.format(**plain), holds(plain)) for statement, text, holds in _CHECKED]
+    for statement, expected, name in _ADVERSARIAL:
+        before, after = (
+            [value for arm in ARMS if arm.adversarial == adversarial for value in results[arm][name].values]
+            for adversarial in (False, True)
+        )
+        claims.append(Claim.compared(statement, expected, {"both losses:": Comparison.of(before, after)}))
+    return claims
 
 
 # Statement, what was measured, and whether it holds of the practical's own loss.
@@ -335,34 +311,19 @@ _CHECKED: tuple[tuple[str, str, Callable[[Mapping[str, float]], bool]], ...] = (
         lambda found: found["agreed_corners"] < 2,
     ),
 )
-# What adversarial training does: statement, direction, quantity.
+# What adversarial training does over initialisations and both losses: statement, direction, quantity.
+_THICKENS = "Adversarial training thickens the boundaries (data uncertainty in the disc rises)."
+_EXPANDS = "It expands the regions of uncertainty (the part of the disc above half the largest entropy grows)."
 _ADVERSARIAL = (
-    (
-        "Adversarial training thickens the boundaries (data uncertainty in the disc rises).",
-        "higher",
-        "data_uncertainty_inside",
-    ),
+    (_THICKENS, "higher", "data_uncertainty_inside"),
     ("It makes predictions near the data more robust (NLL at attacked points falls).", "lower", "attacked_nll"),
     (
         "It makes predictions near the data less confident (mean confidence on the data falls).",
         "lower",
         "confidence_data",
     ),
-    (
-        "It expands the regions of uncertainty (the part of the disc above half the largest entropy grows).",
-        "higher",
-        "uncertain_area_inside",
-    ),
+    (_EXPANDS, "higher", "uncertain_area_inside"),
 )
-
-
-def _adversarial(results: Results, name: str) -> Comparison:
-    """Compare adversarial with plain training, over initialisations and both losses."""
-    plain, attacked = (
-        [value for arm in ARMS if arm.adversarial == adversarial for value in results[arm][name].values]
-        for adversarial in (False, True)
-    )
-    return Comparison.of(plain, attacked)
 
 
 def _train(num_repeats: int, steps: int, seed: int) -> tuple[Results, Mapping[Arm, Run]]:
@@ -381,8 +342,7 @@ def _train(num_repeats: int, steps: int, seed: int) -> tuple[Results, Mapping[Ar
     return results, first
 
 
-def _panels(outputs: Outputs, arm: Arm, trained: Run) -> Picture:
-    plane = Plane.of(trained.members)
+def _panels(outputs: Outputs, arm: Arm, plane: Plane) -> Picture:
     knowledge = scores.mutual_information(plane.logits)
     values = (plane.mean_probs, scores.expected_entropy(plane.logits), knowledge)
     share = float((knowledge[plane.radius > 1] < AGREED).float().mean())
@@ -406,13 +366,12 @@ def _training_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
     return figure
 
 
-def _profile_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
+def _profile_figure(planes: Mapping[Arm, Plane]) -> "matplotlib.figure.Figure":
     """Draw means over rings of the grid, from the centre to the corners."""
     edges = torch.linspace(0, 2.8, 57)
     middles = ((edges[1:] + edges[:-1]) / 2).tolist()
     lines: dict[str, list[Line]] = {}
-    for index, arm in enumerate((PRACTICAL, ATTACKED)):
-        plane = Plane.of(runs[arm].members)
+    for index, (arm, plane) in enumerate(planes.items()):
         ring = torch.bucketize(plane.radius, edges[1:-1])
         quantities = {
             "confidence": plane.mean_probs.amax(-1),
@@ -423,12 +382,6 @@ def _profile_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
             means = torch.bincount(ring, values.double()) / torch.bincount(ring)
             lines.setdefault(name, []).append(Line(arm.name, middles, means.tolist(), colour=index, style="-"))
     return draw([Panel(name, "distance from the centre", own) for name, own in lines.items()])
-
-
-def _members_figure(trained: Run) -> "matplotlib.figure.Figure":
-    plane = Plane.of(trained.members, -4.0, 4.0)
-    probs = torch.stack([plane.grid(member) for member in plane.logits.softmax(-1)])
-    return plots.class_maps(plane.axis, probs, [f"member {number}" for number in range(len(probs))])
 
 
 def _table(names: Sequence[str], results: Results, caption: str) -> Table:

@@ -41,22 +41,23 @@ USUAL_RATE = 0.1
 # The attack moves each input by this share of its range in the training data.
 EPSILON = 0.01
 
-SETS: Mapping[str, str] = {
-    "boston": "bostonHousing",
-    "concrete": "concrete",
-    "energy": "energy",
-    "kin8nm": "kin8nm",
-    "naval": "naval-propulsion-plant",
-    "power": "power-plant",
-    "protein": "protein-tertiary-structure",
-    "wine": "wine-quality-red",
-    "yacht": "yacht",
+FILES: Mapping[str, str] = {
+    "boston": "bostonHousing.npz",
+    "concrete": "concrete.npz",
+    "energy": "energy.npz",
+    "kin8nm": "kin8nm.npz",
+    "naval": "naval-propulsion-plant.npz",
+    "power": "power-plant.npz",
+    "protein": "protein-tertiary-structure.npz",
+    "wine": "wine-quality-red.npz",
+    "yacht": "yacht.npz",
 }
+PLACES = ("uci/dropout_splits", "dropout_splits", "")
 SMALL_SETS = ("boston", "concrete", "wine")
 QUICK_SPLITS = 4
-WHERE = (Path("uci") / "dropout_splits", Path("dropout_splits"), Path())
 
 ARMS = ("single", "single + adversarial", "mixture", "mixture + adversarial")
+METRICS = ("rmse", "nll")
 
 SetResult = dict[str, dict[str, Summary]]
 
@@ -109,16 +110,13 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     outputs = Outputs(output)
     results: dict[str, SetResult] = {}
     fast: dict[str, SetResult] = {}
-    seconds: dict[str, float] = {}
     set_rows = []
     for name, file in (small or files if quick else files).items():
         start = time.monotonic()
         splits = Splits.load(file, QUICK_SPLITS if quick else None)
-        hidden = 100 if name == "protein" else 50
+        hidden, rows = 100 if name == "protein" else 50, splits.x.shape[1] + splits.test_x.shape[1]
         results[name] = measure_set(splits, hidden, seed=seed)
-        seconds[name] = time.monotonic() - start
-        rows = splits.x.shape[1] + splits.test_x.shape[1]
-        set_rows.append((name, rows, splits.x.shape[2], len(splits.x), seconds[name]))
+        set_rows.append((name, rows, splits.x.shape[2], len(splits.x), time.monotonic() - start))
         if name in small:
             fast[name] = measure_set(splits, hidden, lr=USUAL_RATE, clip_norm=None, seed=seed)
     fast_rows = [
@@ -126,40 +124,27 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
         for name, found in fast.items()
         for statistic in ("mean", "median")
     ]
-    tables = {
-        metric: Table(
-            (metric.upper(), *ARMS), [[n, *(str(f[arm][metric]) for arm in ARMS)] for n, f in results.items()]
-        )
-        for metric in ("rmse", "nll")
-    }
-    drawn = outputs.picture(
-        "uci_nll", change_figure(_changes(results)), "change of NLL against a single net, set by set"
+    tables = [
+        Table((m.upper(), *ARMS), [[n, *(str(found[arm][m]) for arm in ARMS)] for n, found in results.items()])
+        for m in METRICS
+    ]
+    figure, alt = change_figure(_changes(results)), "change of NLL against a single net, set by set"
+    nets = "Mean over splits ± standard error, in the targets' own units; a single net is the mean over five members."
+    judged = (
+        "Paired over splits, by an exact sign test at 5 %. Lower is better. Splits of one set share most of their rows, so p is "
+        "too small. That the mixture's RMSE is below the mean of its members' is no finding: it is so by Jensen's inequality."
     )
+    compared = Table(("set", "what", "RMSE", "NLL"), _comparisons(results))
+    away = f"RMSE, Adam at {USUAL_RATE:g}, no clipping: nets run away"
     outputs.sections += [
-        Section(
-            "Error and likelihood",
-            Text(
-                "Mean over splits ± standard error, in the targets' own units; a single net is the mean over five members."
-            ),
-            *tables.values(),
-        ),
-        Section(
-            "Does it help?",
-            Text(
-                "Paired over splits, by an exact sign test at 5 %. Lower is better. Splits of one set share most of their rows, so p is "
-                "too small. That the mixture's RMSE is below the mean of its members' is no finding: it is so by Jensen's inequality."
-            ),
-            Table(("set", "what", "RMSE", "NLL"), _comparisons(results)),
-            drawn,
-        ),
-        Section(
-            "The usual learning rate",
-            Table(("set", "statistic", *ARMS), fast_rows, f"RMSE, Adam at {USUAL_RATE:g}, no clipping: nets run away"),
-        ),
+        Section("Error and likelihood", Text(nets), *tables),
+        Section("Does it help?", Text(judged), compared, outputs.picture("uci_nll", figure, alt)),
+        Section("The usual learning rate", Table(("set", "statistic", *ARMS), fast_rows, away)),
         Section("The sets", Table(("set", "rows", "inputs", "splits", "seconds"), set_rows)),
     ]
+    seconds = {name: taken for name, *_, taken in set_rows}
     outputs.results({"sets": results, "usual_rate": fast, "seconds": seconds, "quick": quick, "seed": seed})
-    for table in tables.values():
+    for table in tables:
         print_table(table.columns, table.rows)
     return outputs.page(
         "Deep ensembles on tabular regression",
@@ -167,21 +152,15 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     )
 
 
-def find_sets(data: Path | None) -> dict[str, Path]:
-    """Return the files of the sets that are there, by short name.
-
-    Args:
-        data: A folder that holds `<set>.npz`, by itself or in `uci/dropout_splits`; `../shared/data` by default.
-    """
+def find_sets(data: Path | None, files: Mapping[str, str] = FILES, places: Sequence[str] = PLACES) -> dict[str, Path]:
+    """Return the files of sets that are in the first of a folder's places that has any; `../shared/data` by default."""
     folder = Path("../shared/data") if data is None else Path(data)
-    for place in WHERE:
-        found = {name: folder / place / f"{stem}.npz" for name, stem in SETS.items()}
-        found = {name: path for name, path in found.items() if path.is_file()}
+    for place in places:
+        found = {name: path for name, file in files.items() if (path := folder / place / file).is_file()}
         if found:
             return found
     raise ValueError(
-        f"This study needs sets with their splits, such as {SETS['boston']}.npz with X, y, train_idx and test_idx; there are none "
-        f"in {folder}. Name their folder with `data`."
+        f"This study needs files such as {next(iter(files.values()))}; there are none in {folder}. Name their folder with `data`."
     )
 
 
@@ -240,7 +219,7 @@ def _comparisons(results: Mapping[str, SetResult]) -> list[list[object]]:
         "adversarial training, mixture": (mixed, both),
     }
     return [
-        [name, what, *(str(Comparison.of(found[a][m].values, found[b][m].values)) for m in ("rmse", "nll"))]
+        [name, what, *(str(Comparison.of(found[a][m].values, found[b][m].values)) for m in METRICS)]
         for name, found in results.items()
         for what, (a, b) in pairs.items()
     ]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,55 +64,39 @@ class Table(NamedTuple):
         return self.y.dtype.kind in "iu"
 
 
-def _bundled(load: Callable[..., Any]) -> Callable[[Path, int], Table]:
-    def read(folder: Path, seed: int) -> Table:
-        x, y = load(return_X_y=True, as_frame=True)
-        return Table(x, y.to_numpy())
-
-    return read
+def named(rows: tuple[np.ndarray, np.ndarray], classes: bool = False) -> Table:
+    """Return features and targets as a table, with names for its columns; classes are numbered."""
+    x, y = rows
+    return Table(pd.DataFrame(x).add_prefix("x"), np.unique(y, return_inverse=True)[1] if classes else y)
 
 
-def _uci(name: str) -> Callable[[Path, int], Table]:
-    def read(folder: Path, seed: int) -> Table:
-        stored = np.load(folder / "dropout_splits" / f"{name}.npz")
-        return Table(pd.DataFrame(stored["X"]).add_prefix("x"), stored["y"].ravel().astype(np.float64))
-
-    return read
+def _bundled(load: Callable[..., Any]) -> Table:
+    x, y = load(return_X_y=True, as_frame=True)
+    return Table(x, y.to_numpy())
 
 
-def _csv(name: str, target: str, drop: Sequence[str] = ()) -> Callable[[Path, int], Table]:
-    def read(folder: Path, seed: int) -> Table:
-        frame = pd.read_csv(folder / name).drop(columns=list(drop))
-        y = frame.pop(target)
-        return Table(frame, y.to_numpy(np.float64) if y.dtype.kind == "f" else pd.factorize(y, sort=True)[0])
-
-    return read
+def _uci(folder: Path, name: str) -> Table:
+    stored = np.load(folder / "dropout_splits" / f"{name}.npz")
+    return named((stored["X"], stored["y"].ravel().astype(np.float64)))
 
 
-def _good_wine(folder: Path, seed: int) -> Table:
-    table = _uci("wine-quality-red")(folder, seed)
+def _csv(folder: Path, name: str, target: str, drop: Sequence[str] = ()) -> Table:
+    frame = pd.read_csv(folder / name).drop(columns=list(drop))
+    return Table(frame, pd.factorize(frame.pop(target), sort=True)[0])
+
+
+def _good_wine(folder: Path) -> Table:
+    table = _uci(folder, "wine-quality-red")
     return Table(table.x, (table.y >= 6).astype(np.int64))
 
 
-def _clusters(folder: Path, seed: int) -> Table:
-    x, y = datasets.make_classification(
-        1500, 20, n_informative=6, n_redundant=4, n_classes=3, flip_y=0.05, random_state=seed
-    )
-    return Table(pd.DataFrame(x).add_prefix("x"), y)
-
-
-def _friedman(folder: Path, seed: int) -> Table:
-    x, y = datasets.make_friedman1(1500, 10, noise=1.0, random_state=seed)
-    return Table(pd.DataFrame(x).add_prefix("x"), y)
-
-
-def _loans(folder: Path, seed: int) -> Table:
+def _loans(seed: int) -> Table:
     """Numbers with missing values, categories, a boolean and a date decide, with noise, whether a loan is paid back."""
     frame, risk, chance = _applicants(seed)
     return Table(frame, (risk + chance.logistic(size=len(frame)) > 0).astype(np.int64))
 
 
-def _amounts(folder: Path, seed: int) -> Table:
+def _amounts(seed: int) -> Table:
     frame, risk, chance = _applicants(seed)
     return Table(frame, np.exp(0.5 * risk) + 0.3 * chance.standard_t(5, size=len(frame)))
 
@@ -144,28 +129,30 @@ def _applicants(seed: int) -> tuple[pd.DataFrame, np.ndarray, np.random.Generato
     return frame, risk, chance
 
 
+_CLUSTERS = {"n_informative": 6, "n_redundant": 4, "n_classes": 3, "flip_y": 0.05}
+_NO_FEATURES = ("#CAS", "SMILES", "Set", "logBCF")
+# Tables by name: each is read, or made, from a folder of data and a seed.
 TABLES: Mapping[str, Callable[[Path, int], Table]] = {
-    "breast cancer": _bundled(datasets.load_breast_cancer),
-    "wine cultivars": _bundled(datasets.load_wine),
-    "digits": _bundled(datasets.load_digits),
-    "bioconcentration": _csv("Grisoni_et_al_2016_EnvInt88.csv", "Class", ("#CAS", "SMILES", "Set", "logBCF")),
-    "abalone sex": _csv("abalone.csv", "Sex"),
-    "good wine": _good_wine,
-    "clusters (generated)": _clusters,
-    "loans (generated)": _loans,
-    "diabetes": _bundled(datasets.load_diabetes),
-    "boston": _uci("bostonHousing"),
-    "concrete": _uci("concrete"),
-    "kin8nm": _uci("kin8nm"),
-    "power plant": _uci("power-plant"),
-    "friedman (generated)": _friedman,
-    "amounts (generated)": _amounts,
+    "breast cancer": lambda folder, seed: _bundled(datasets.load_breast_cancer),
+    "wine cultivars": lambda folder, seed: _bundled(datasets.load_wine),
+    "digits": lambda folder, seed: _bundled(datasets.load_digits),
+    "bioconcentration": lambda folder, seed: _csv(folder, "Grisoni_et_al_2016_EnvInt88.csv", "Class", _NO_FEATURES),
+    "abalone sex": lambda folder, seed: _csv(folder, "abalone.csv", "Sex"),
+    "good wine": lambda folder, seed: _good_wine(folder),
+    "clusters (generated)": lambda folder, seed: named(
+        datasets.make_classification(1500, 20, **_CLUSTERS, random_state=seed)
+    ),
+    "loans (generated)": lambda folder, seed: _loans(seed),
+    "diabetes": lambda folder, seed: _bundled(datasets.load_diabetes),
+    "boston": lambda folder, seed: _uci(folder, "bostonHousing"),
+    "concrete": lambda folder, seed: _uci(folder, "concrete"),
+    "kin8nm": lambda folder, seed: _uci(folder, "kin8nm"),
+    "power plant": lambda folder, seed: _uci(folder, "power-plant"),
+    "friedman (generated)": lambda folder, seed: named(datasets.make_friedman1(1500, 10, noise=1.0, random_state=seed)),
+    "amounts (generated)": lambda folder, seed: _amounts(seed),
 }
-"""Tables by name: each is read, or made, from a folder of data and a seed."""
-
-WITHOUT_DATA = tuple(
-    name for name, read in TABLES.items() if "generated" in name or read.__qualname__.startswith("_bundled")
-)
+_BUNDLED = ("breast cancer", "wine cultivars", "digits", "diabetes")
+WITHOUT_DATA = tuple(name for name in TABLES if "generated" in name or name in _BUNDLED)
 
 
 class Split(NamedTuple):
@@ -192,11 +179,8 @@ def split(table: Table, seed: int) -> Split:
     wrong = x.astype(dict.fromkeys(numbers, np.float64))
     for row, name in enumerate(chance.choice(numbers, len(x))):
         wrong.loc[row, name] += 10 * table.x[name].std()
-    unlike = {
-        "far": table.x[far].sample(min(int(far.sum()), TEST_ROWS), random_state=seed),
-        "shuffled": shuffled,
-        "wrong unit": wrong,
-    }
+    furthest = table.x[far].sample(min(int(far.sum()), TEST_ROWS), random_state=seed)
+    unlike = {"far": furthest, "shuffled": shuffled, "wrong unit": wrong}
     return Split(Table(table.x.iloc[train], table.y[train]), Table(x, table.y[test]), unlike)
 
 
@@ -247,27 +231,22 @@ class Encoded:
         return intervals(*self.held_out, self.moments(x), COVERAGE)
 
 
-def _gaussian_process(classes: bool) -> GaussianProcessClassifier | GaussianProcessRegressor:
-    kernel = ConstantKernel(1.0) * RBF(3.0, (0.1, 100))
-    if classes:
-        return GaussianProcessClassifier(kernel, random_state=0)
-    return GaussianProcessRegressor(kernel + WhiteKernel(0.1, (1e-4, 10)), random_state=0)
-
-
+_KERNEL = ConstantKernel(1.0) * RBF(3.0, (0.1, 100))
+_NOISY = _KERNEL + WhiteKernel(0.1, (1e-4, 10))
 Methods = Mapping[str, Callable[[int], Any]]
 CLASSIFIERS: Methods = {
     OURS: lambda seed: EnsembleClassifier(random_state=seed),
     "random forest": lambda seed: Encoded(RandomForestClassifier(random_state=seed)),
     "boosting": lambda seed: Encoded(HistGradientBoostingClassifier(random_state=seed)),
     "one MLP": lambda seed: Encoded(MLPClassifier(early_stopping=True, max_iter=500, random_state=seed)),
-    "Gaussian process": lambda seed: Encoded(_gaussian_process(classes=True)),
+    "Gaussian process": lambda seed: Encoded(GaussianProcessClassifier(_KERNEL, random_state=0)),
 }
 REGRESSORS: Methods = {
     OURS: lambda seed: EnsembleRegressor(random_state=seed),
     "random forest": lambda seed: Encoded(RandomForestRegressor(random_state=seed)),
     "boosting": lambda seed: Encoded(HistGradientBoostingRegressor(random_state=seed)),
     "one MLP": lambda seed: Encoded(MLPRegressor(early_stopping=True, max_iter=500, random_state=seed)),
-    "Gaussian process": lambda seed: Encoded(_gaussian_process(classes=False)),
+    "Gaussian process": lambda seed: Encoded(GaussianProcessRegressor(_NOISY, random_state=0)),
 }
 
 
@@ -279,8 +258,12 @@ def measure(model: Any, parts: Split) -> Record:
         model.fit(parts.train.x, parts.train.y)
         trained = time.process_time()
         found = _classified(model, parts) if parts.train.classes else _predicted(model, parts)
-    found["seconds"] = round(trained - began, 3)
-    return found
+    return rounded(found) | {"seconds": round(trained - began, 3)}
+
+
+def rounded(value: Any) -> Any:
+    """Return numbers with five decimals."""
+    return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else round(float(value), 5)
 
 
 def _classified(model: Any, parts: Split) -> Record:
@@ -288,18 +271,12 @@ def _classified(model: Any, parts: Split) -> Record:
         probabilities = model.predict_proba(x)
         return -(probabilities * np.log(np.maximum(probabilities, 1e-12))).sum(1)
 
-    raw = model.predict_proba(parts.test.x)
-    probs = torch.from_numpy(
-        np.maximum(raw, LEAST_PROBABILITY) / np.maximum(raw, LEAST_PROBABILITY).sum(1, keepdims=True)
-    )
-    classes = np.unique(parts.train.y)
-    labels = torch.from_numpy(np.searchsorted(classes, parts.test.y))
-    return {
-        "error": round(1 - float(metrics.accuracy(probs, labels)), 5),
-        "nll": round(float(metrics.nll(probs, labels)), 5),
-        "ece": round(float(metrics.ece(probs, labels)), 5),
-        **_detected(model, parts, score),
-    }
+    raw = np.maximum(model.predict_proba(parts.test.x), LEAST_PROBABILITY)
+    probs = torch.from_numpy(raw / raw.sum(1, keepdims=True))
+    labels = torch.from_numpy(np.searchsorted(np.unique(parts.train.y), parts.test.y))
+    error = 1 - float(metrics.accuracy(probs, labels))
+    found = {"error": error, "nll": metrics.nll(probs, labels), "ece": metrics.ece(probs, labels)}
+    return found | _detected(model, parts, score)
 
 
 def _predicted(model: Any, parts: Split) -> Record:
@@ -309,13 +286,13 @@ def _predicted(model: Any, parts: Split) -> Record:
         return model.predict(x, return_std=True) if ours else model.moments(x)
 
     mean, sd = moments(parts.test.x)
-    ends = model.predict_interval(parts.test.x, COVERAGE) if ours else model.interval(parts.test.x)
+    low, high = (model.predict_interval(parts.test.x, COVERAGE) if ours else model.interval(parts.test.x)).T
     spread, y = parts.train.y.std(), parts.test.y
     return {
-        "error": round(float(np.sqrt(np.mean((mean - y) ** 2)) / spread), 5),
-        "nll": round(float(-norm.logpdf(y, mean, sd).mean() - np.log(spread)), 5),
-        "covered": round(float(np.mean((ends[:, 0] <= y) & (y <= ends[:, 1]))), 5),
-        "width": round(float(np.mean(ends[:, 1] - ends[:, 0]) / spread), 5),
+        "error": np.sqrt(np.mean((mean - y) ** 2)) / spread,
+        "nll": -norm.logpdf(y, mean, sd).mean() - np.log(spread),
+        "covered": np.mean((low <= y) & (y <= high)),
+        "width": np.mean(high - low) / spread,
         **_detected(model, parts, lambda x: moments(x)[1]),
     }
 
@@ -323,62 +300,50 @@ def _predicted(model: Any, parts: Split) -> Record:
 def _detected(model: Any, parts: Split, score: Callable[[pd.DataFrame], np.ndarray]) -> Record:
     """AUROC for each set of unlike rows: by a method's own uncertainty; ours by distance, and by what members say."""
     ways: dict[str, Callable[[pd.DataFrame], np.ndarray]] = {"auroc": score}
-    if hasattr(model, "distance"):
-        ways = {
-            "auroc": model.distance,
-            "auroc_total": score,
-            "auroc_knowledge": lambda x: model.uncertainty(x)["knowledge"],
-        }
+    if ours := hasattr(model, "distance"):
+        ways = {"auroc": model.distance, "auroc_total": score}
+        ways["auroc_knowledge"] = lambda x: model.uncertainty(x)["knowledge"]
     found: Record = {}
     for name, way in ways.items():
         known = torch.from_numpy(way(parts.test.x))
-        found[name] = {
-            kind: round(float(metrics.auroc(torch.from_numpy(way(x)), known)), 5) for kind, x in parts.unlike.items()
-        }
-    if hasattr(model, "p_values"):
-        found["false_alarms"] = round(float(np.mean(model.p_values(parts.test.x) <= 0.05)), 5)
-    return found
+        found[name] = {kind: metrics.auroc(torch.from_numpy(way(x)), known) for kind, x in parts.unlike.items()}
+    return found | ({"false_alarms": np.mean(model.p_values(parts.test.x) <= 0.05)} if ours else {})
 
 
 def measure_all(
     path: Path, tables: Mapping[str, Callable[[int], Table]], methods: Callable[[bool], Methods], seeds: Sequence[int]
 ) -> list[Record]:
-    """Measure what the file has not yet, line by line; return all that it then has, flat.
-
-    Args:
-        path: The file.
-        tables: Each is made by a seed.
-        methods: Those for classes, or for numbers; each is made by a seed.
-        seeds: One for each repeat.
-    """
+    """Measure what the file has not yet, line by line; return all that it then has, flat. Seeds, one for each repeat, make everything."""
     known = read_records(path)
     done = {(line["table"], line["repeat"], line["method"]) for line in known}
-    for repeat, seed in enumerate(seeds):
-        for table, make in tables.items():
-            parts = split(make(seed), seed)
-            for method, model in methods(parts.train.classes).items():
-                if (table, repeat, method) in done:
-                    continue
-                found = measure(model(seed), parts)
-                line: Record = {
-                    "study": "tabular",
-                    "table": table,
-                    "arm": [method],
-                    "task": "classes" if parts.train.classes else "numbers",
-                    "repeat": repeat,
-                    "seed": seed,
-                    "seeds": 1,
-                    "setting": f"{len(parts.train.y)} training rows, {parts.train.x.shape[1]} columns",
-                    "date": date.today().isoformat(),
-                    "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread",
-                    "versions": {name: version(name) for name in ("torch", "scikit-learn", "numpy")},
-                    "seconds": found.pop("seconds"),
-                    "source": "run",
-                    "numbers": found,
-                }
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
-                known.append(flat(line))
+    common = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} thread",
+        "versions": {name: version(name) for name in ("torch", "scikit-learn", "numpy")},
+    }
+    for (repeat, seed), (table, make) in product(enumerate(seeds), tables.items()):
+        parts = split(make(seed), seed)
+        for method, model in methods(parts.train.classes).items():
+            if (table, repeat, method) in done:
+                continue
+            found = measure(model(seed), parts)
+            line: Record = {
+                "study": "tabular",
+                "table": table,
+                "arm": [method],
+                "task": "classes" if parts.train.classes else "numbers",
+                "repeat": repeat,
+                "seed": seed,
+                "seeds": 1,
+                "setting": f"{len(parts.train.y)} training rows, {parts.train.x.shape[1]} columns",
+                **common,
+                "seconds": found.pop("seconds"),
+                "source": "run",
+                "numbers": found,
+            }
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            known.append(flat(line))
     return known
 
 

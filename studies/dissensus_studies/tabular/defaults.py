@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,14 @@ import torch
 from sklearn import datasets
 
 from dissensus.estimators import EnsembleClassifier, EnsembleRegressor
-from dissensus_studies.tabular import Methods, Table, measure_all
+from dissensus_studies.tabular import Methods, Table, measure_all, named
 from dissensus_studies.tabular.page import compared
 
 REPEATS = 2
-BASE: Mapping[str, Any] = MappingProxyType(
-    {"hidden": (64, 64), "bins": 16, "lr": 1e-3, "weight_decay": 1e-2, "patience": 16, "dropout": 0.0}
-    | {"validation_fraction": 0.2}
-)
+BASE: Mapping[str, Any] = {
+    **{"hidden": (64, 64), "bins": 16, "lr": 1e-3, "weight_decay": 1e-2},
+    **{"patience": 16, "dropout": 0.0, "validation_fraction": 0.2},
+}
 CHANGES: Sequence[Mapping[str, Any]] = (
     {},
     {"bins": 0},
@@ -43,11 +42,6 @@ CHANGES: Sequence[Mapping[str, Any]] = (
 )
 
 
-def _framed(rows: tuple[np.ndarray, np.ndarray], classes: bool) -> Table:
-    x, y = rows
-    return Table(pd.DataFrame(x).add_prefix("x"), np.unique(y, return_inverse=True)[1] if classes else y)
-
-
 def _taught(teacher: str, classes: int, seed: int) -> Table:
     """Rows whose target a random network, or random boxes along the axes, decides, with noise."""
     chance = np.random.default_rng(seed)
@@ -60,8 +54,8 @@ def _taught(teacher: str, classes: int, seed: int) -> Table:
         score = (inside * chance.normal(size=(8, outputs))).sum(1)
     score = 3 * score / score.std()
     if classes:
-        return _framed((x, (score + chance.gumbel(size=score.shape)).argmax(1)), True)
-    return _framed((x, score[:, 0] + np.exp(0.5 * x[:, 0]) * chance.normal(size=len(x))), False)
+        return named((x, (score + chance.gumbel(size=score.shape)).argmax(1)), classes=True)
+    return named((x, score[:, 0] + np.exp(0.5 * x[:, 0]) * chance.normal(size=len(x))))
 
 
 def _orders(classes: bool, seed: int) -> Table:
@@ -88,15 +82,15 @@ def _orders(classes: bool, seed: int) -> Table:
 
 
 TABLES: Mapping[str, Callable[[int], Table]] = {
-    "quantiles": lambda seed: _framed(
-        datasets.make_gaussian_quantiles(n_samples=1500, n_features=6, random_state=seed), True
+    "quantiles": lambda seed: named(
+        datasets.make_gaussian_quantiles(n_samples=1500, n_features=6, random_state=seed), classes=True
     ),
-    "ten squares": lambda seed: _framed(datasets.make_hastie_10_2(1500, random_state=seed), True),
+    "ten squares": lambda seed: named(datasets.make_hastie_10_2(1500, random_state=seed), classes=True),
     "network, classes": lambda seed: _taught("network", 4, seed),
     "boxes, classes": lambda seed: _taught("boxes", 3, seed),
     "orders, classes": lambda seed: _orders(True, seed),
-    "friedman 2": lambda seed: _framed(datasets.make_friedman2(1500, noise=50.0, random_state=seed), False),
-    "friedman 3": lambda seed: _framed(datasets.make_friedman3(1500, noise=0.1, random_state=seed), False),
+    "friedman 2": lambda seed: named(datasets.make_friedman2(1500, noise=50.0, random_state=seed)),
+    "friedman 3": lambda seed: named(datasets.make_friedman3(1500, noise=0.1, random_state=seed)),
     "network": lambda seed: _taught("network", 0, seed),
     "boxes": lambda seed: _taught("boxes", 0, seed),
     "orders": lambda seed: _orders(False, seed),

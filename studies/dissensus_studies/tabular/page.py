@@ -31,22 +31,13 @@ def flat(line: Record) -> Record:
     return {**line, **line["numbers"], "method": line["arm"][0]}
 
 
-MEASURES: Mapping[str, Sequence[tuple[str, str]]] = {
-    "classes": (
-        ("error", "error rate"),
-        ("nll", "NLL, nats"),
-        ("ece", "ECE"),
-        ("auroc", "OOD AUROC"),
-        ("seconds", "CPU s"),
-    ),
-    "numbers": (
-        ("error", "RMSE / sd"),
-        ("nll", "NLL, nats"),
-        ("covered", "covered of 90 %"),
-        ("width", "width / sd"),
-        ("auroc", "OOD AUROC"),
-        ("seconds", "CPU s"),
-    ),
+_OF_BOTH = {"auroc": "OOD AUROC", "seconds": "CPU s"}
+MEASURES: Mapping[str, Mapping[str, str]] = {
+    "classes": {"error": "error rate", "nll": "NLL, nats", "ece": "ECE", **_OF_BOTH},
+    "numbers": {
+        **{"error": "RMSE / sd", "nll": "NLL, nats", "covered": "covered of 90 %", "width": "width / sd"},
+        **_OF_BOTH,
+    },
 }
 
 
@@ -114,7 +105,7 @@ def _ranks(task: str, lines: Sequence[Record]) -> dict[str, pd.Series]:
     """Return each method's mean rank over tables, by its mean over repeats, for each measure that has a better end."""
     return {
         name: _summaries(lines, key).map(lambda own: own.mean).rank(axis=1, ascending=key != "auroc").mean()
-        for key, name in MEASURES[task]
+        for key, name in MEASURES[task].items()
         if key not in ("covered", "seconds")
     }
 
@@ -145,7 +136,7 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 
 def _task(title: str, task: str, lines: Sequence[Record]) -> str:
-    found = {name: _summaries(lines, key) for key, name in MEASURES[task]}
+    found = {name: _summaries(lines, key) for key, name in MEASURES[task].items()}
     ranks = _ranks(task, lines)
     methods = list(next(iter(found.values())))
     rows = [[method, *(_rank_text(ranks, name, method, found) for name in found)] for method in methods]
@@ -165,22 +156,18 @@ def _rank_text(ranks: Mapping[str, pd.Series], name: str, method: str, found: Ma
 
 def _verdict(task: str, lines: Sequence[Record], ranks: Mapping[str, pd.Series]) -> str:
     """Say in words where the ensemble stands, and where boosting is the better choice."""
-    places = []
+    places, better = [], {}
     for name, own in ranks.items():
         place, first = _place(own)
         places.append(f"{place}. in {name.split(',')[0]}" + ("" if first == OURS else f" (first: {first})"))
-    better = {}
     for key in ("error", "nll"):
         means = _summaries(lines, key).map(lambda own: own.mean)
         some = means.index[means["boosting"] < means[OURS]]
         better[key] = f"{len(some)} of {len(means)} tables" + (f" ({', '.join(some)})" if len(some) else "")
-    error = MEASURES[task][0][1]
-    likewise = (
-        ": where a table of yours is like those, take `HistGradientBoosting`" if "(" in "".join(better.values()) else ""
-    )
+    alike = ": where a table of yours is like those, take `HistGradientBoosting`"
     return (
-        f"By mean rank of {len(own)} the ensemble is {', '.join(places)}. Boosting has the lower {error} on "
-        f"{better['error']}, and the lower NLL on {better['nll']}{likewise}. It trains faster, and "
+        f"By mean rank of {len(own)} the ensemble is {', '.join(places)}. Boosting has the lower {MEASURES[task]['error']} on "
+        f"{better['error']}, and the lower NLL on {better['nll']}{alike if '(' in ''.join(better.values()) else ''}. It trains faster, and "
         f"is the usual first choice for tables of many more rows than the {TRAINING_ROWS} here, which were not measured. Ranks "
         "within the standard errors below mean little."
     )
@@ -188,33 +175,25 @@ def _verdict(task: str, lines: Sequence[Record], ranks: Mapping[str, pd.Series])
 
 def _detection(records: Sequence[Record]) -> str:
     """Say where the AUROC comes from: the distance to the training rows, or members that disagree."""
-    of_method = {
-        m: [line for line in records if line["method"] == m] for m in dict.fromkeys(r["method"] for r in records)
-    }
-    ours = of_method.pop(OURS)
-    rows = [_aurocs(name, ours, key) for key, name in DETECTED.items()]
-    rows += [_aurocs(f"{method}'s own", lines, "auroc") for method, lines in of_method.items()]
-    return _markdown(["AUROC, mean over tables and repeats", *ours[0]["auroc"]], rows)
 
+    def row(name: str, method: str, key: str) -> list[str]:
+        lines = [line[key] for line in records if line["method"] == method]
+        return [name, *(str(Summary(tuple(line[kind] for line in lines))) for kind in lines[0])]
 
-def _aurocs(name: str, lines: Sequence[Record], key: str) -> list[str]:
-    """Return a row of the table: the mean over lines for each set of unlike rows."""
-    return [name, *(str(Summary(tuple(line[key][kind] for line in lines))) for kind in lines[0][key])]
+    others = [method for method in dict.fromkeys(line["method"] for line in records) if method != OURS]
+    rows = [row(name, OURS, key) for key, name in DETECTED.items()]
+    rows += [row(f"{method}'s own", method, "auroc") for method in others]
+    return _markdown(["AUROC, mean over tables and repeats", *records[0]["auroc"]], rows)
 
 
 def compared(trials: Sequence[Record]) -> list[tuple[str, float, float, float]]:
     """Return for each change of the settings the mean change of the NLL over tables, its standard error, and the ratio of times."""
-    values = {(t["method"], t["table"], t["seed"]): (t["nll"], t["seconds"]) for t in trials}
-    rows = []
-    for change in dict.fromkeys(own for own, _, _ in values):
-        of_table: dict[str, list[float]] = {}
-        seconds = np.zeros(2)
-        for table, seed in ((table, seed) for own, table, seed in values if own == change):
-            (nll, time), (without, time_without) = values[change, table, seed], values["{}", table, seed]
-            of_table.setdefault(table, []).append(nll - without)
-            seconds += time, time_without
-        summary = Summary(tuple(float(np.mean(each)) for each in of_table.values()))
-        rows.append((change, summary.mean, summary.error, float(seconds[0] / seconds[1])))
+    frame = pd.DataFrame(trials, columns=["method", "table", "seed", "nll", "seconds"]).set_index(["table", "seed"])
+    without, rows = frame[frame["method"] == "{}"], []
+    for change, own in frame.groupby("method", sort=False):
+        beside = without.loc[own.index]
+        summary = Summary(tuple((own["nll"] - beside["nll"]).groupby("table", sort=False).mean()))
+        rows.append((change, summary.mean, summary.error, float(own["seconds"].sum() / beside["seconds"].sum())))
     return rows
 
 
