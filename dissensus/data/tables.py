@@ -136,19 +136,18 @@ class _Readable:
     def _own_features(self) -> tuple[str, ...]: ...
 
     @abstractmethod
-    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
-        """Return the values of each of its own features."""
+    def _made_of(self, codes: Any, xp: Any) -> Any:
+        """Return its own features of codes, `(rows, features)`."""
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features that the column becomes."""
         return (*self._own_features, f"{self.name} missing") if self.indicator else self._own_features
 
-    def encode(self, values: np.ndarray, problems: Problems) -> np.ndarray:
-        """Return the features, `(rows, features)`; rows that cannot be read are added to the problems."""
-        codes = self.codes(values, problems)
-        features = self._made_of(codes)
-        return np.stack([*features, np.isnan(codes)] if self.indicator else features, 1)
+    def of_codes(self, codes: Any, xp: Any = np) -> Any:
+        """Return the features of codes, `(rows, features)`: arrays of numpy, or with torch for `xp` tensors, so that files can hold it."""
+        parts = [self._made_of(codes, xp), *([xp.isnan(codes)[:, None]] if self.indicator else [])]
+        return xp.concatenate([xp.asarray(part, dtype=codes.dtype) for part in parts], 1)
 
     def learn(self, values: np.ndarray) -> "Column":
         """Return the column with what training rows tell about it."""
@@ -209,8 +208,8 @@ class Number(_Readable):
             return math.nan
         return _BOOLEAN.get(text.lower()) if self.boolean else number_of(text)
 
-    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
-        return [np.where(np.isnan(codes), self.fill, codes)]
+    def _made_of(self, codes: Any, xp: Any) -> Any:
+        return _filled(codes, self.fill, xp)[:, None]
 
 
 @dataclass(frozen=True)
@@ -245,8 +244,8 @@ class Category(_Readable):
         place[None] = math.nan
         return np.array([place.get(text, -1) for text in texts_of(values)], dtype=np.float64)
 
-    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
-        return [codes == place for place in range(len(self.levels))]
+    def _made_of(self, codes: Any, xp: Any) -> Any:
+        return codes[:, None] == xp.arange(len(self.levels))
 
 
 @dataclass(frozen=True)
@@ -287,10 +286,11 @@ class Date(_Readable):
         self._refuse(wrong, "dates", values, problems)
         return np.array([known[text] for text in texts], dtype=np.float64)
 
-    def _made_of(self, codes: np.ndarray) -> list[np.ndarray]:
-        days = np.where(np.isnan(codes), self.fill, codes)
-        angles = [2 * np.pi * _phase(days, part) for part in self.parts]
-        return [days - self.origin, *(wave(angle) for angle in angles for wave in (np.sin, np.cos))]
+    def _made_of(self, codes: Any, xp: Any) -> Any:
+        days = _filled(codes, self.fill, xp)
+        angles = [2 * np.pi * _phase(days, part, xp) for part in self.parts]
+        waves = (wave(angle) for angle in angles for wave in (xp.sin, xp.cos))
+        return xp.stack([days - _number_like(days, self.origin, xp), *waves], 1)
 
 
 def _day(text: str, form: str) -> float:
@@ -301,10 +301,19 @@ def _day(text: str, form: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() / _DAY
 
 
-def _phase(days: np.ndarray, part: str) -> np.ndarray:
+def _phase(days: Any, part: str, xp: Any = np) -> Any:
     """Return where in the year, the week or the day a time lies, from 0 to 1."""
-    period = PERIODS[part]
-    return (np.floor(days) if part == "week" else days) % period / period
+    period = _number_like(days, PERIODS[part], xp)
+    return (xp.floor(days) if part == "week" else days) % period / period
+
+
+def _filled(codes: Any, fill: float, xp: Any) -> Any:
+    return xp.where(xp.isnan(codes), _number_like(codes, fill, xp), codes)
+
+
+def _number_like(codes: Any, number: float, xp: Any) -> Any:
+    """Return a number as an array of its own: in a traced program of torch others are float32, whatever they are used with."""
+    return xp.asarray(number, dtype=codes.dtype)
 
 
 @dataclass(frozen=True)
@@ -396,19 +405,14 @@ class TableEncoder:
         """Names of the features, in order."""
         return tuple(feature for column in self.columns for feature in column.features)
 
-    def _of_columns(self, table: Any, what: str) -> tuple[list[np.ndarray], Problems]:
-        """Return what a method of the columns makes of each of them, and the rows that cannot be read."""
-        found = columns_of(table)
-        for name in self.names:
-            _check_column(name, found)
-        problems: Problems = {}
-        parts = [getattr(column, what)(found[column.name], problems) for column in self._readable]
-        return parts, dict(sorted(problems.items()))
-
     def encode(self, table: Any, dtype: Any = np.float32) -> tuple[np.ndarray, Problems]:
         """Return the features of a table, `(rows, features)`, and the rows that cannot be read with the reason for each."""
-        parts, problems = self._of_columns(table, "encode")
-        return np.concatenate(parts, axis=1, dtype=dtype, casting="unsafe"), problems
+        codes, problems = self.codes(table)
+        return self.of_codes(codes).astype(dtype), problems
+
+    def of_codes(self, codes: Any, xp: Any = np) -> Any:
+        """Return the features of what `codes` returned, `(rows, features)`; with torch for `xp`, of a tensor."""
+        return xp.concatenate([own.of_codes(code, xp) for own, code in zip(self._readable, codes.T, strict=True)], 1)
 
     def codes(self, table: Any) -> tuple[np.ndarray, Problems]:
         """Return one number for each column that is read, `(rows, columns)`, and the rows that cannot be read.
@@ -416,8 +420,12 @@ class TableEncoder:
         Numbers are as they are, words are their place among the levels (-1 for others), dates are days since 1970, missing
         values are NaN: what an exported file takes, which makes features of them itself.
         """
-        parts, problems = self._of_columns(table, "codes")
-        return np.stack(parts, 1), problems
+        found = columns_of(table)
+        for name in self.names:
+            _check_column(name, found)
+        problems: Problems = {}
+        parts = [column.codes(found[column.name], problems) for column in self._readable]
+        return np.stack(parts, 1), dict(sorted(problems.items()))
 
     def transform(self, table: Any, dtype: Any = np.float32) -> np.ndarray:
         """Return the features of a table, `(rows, features)`; refuse rows that cannot be read."""
@@ -555,7 +563,7 @@ def _why_identifier(values: np.ndarray, named: bool) -> str:
         return "names rows, no two alike" if named or len(values) > _SURELY else ""
     if not isinstance(column, Number):
         return ""
-    numbers = column.encode(values, {})[:, 0]
+    numbers = column.of_codes(column.codes(values, {}))[:, 0]
     if not np.equal(np.floor(numbers), numbers).all():
         return ""
     # Whole numbers drawn from so small a range would have met.
