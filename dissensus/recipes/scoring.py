@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -67,7 +67,8 @@ def score_file(
     and told. The output, .csv or .parquet, appears when it is whole. Columns named in `carry`, and those that identify rows, are
     copied into it. `progress` is called with rows done and the share of the file, `say` with what was assumed or changed.
     """
-    check_table_path(output)
+    if output.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"Scores are written as .csv or .parquet; got {output.name!r}.")
     if Path(source).exists() and output.exists() and output.samefile(source):
         raise ValueError(f"{output} is the input itself. Write to another file.")
     scored, flagged, say_once = Scored(), 0, cache(say)
@@ -208,12 +209,6 @@ def _of_outputs(run: LoadedRun, x: Tensor, outputs: Tensor, calibration: Calibra
     return columns if calibration is None else columns | calibrated_columns(run, calibration, x, outputs, scores)
 
 
-def check_table_path(path: Path) -> None:
-    """Refuse a file name that says no format."""
-    if path.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"Scores are written as .csv or .parquet; got {path.name!r}.")
-
-
 @contextmanager
 def table_writer(path: Path, ending: str) -> Iterator[Callable[[Table], None]]:
     """Give a function that appends rows, as columns by name, to a .csv or .parquet file."""
@@ -225,19 +220,16 @@ def table_writer(path: Path, ending: str) -> Iterator[Callable[[Table], None]]:
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
-    writer = None
+    with ExitStack() as stack:
+        writer = None
 
-    def write(table: Table) -> None:
-        nonlocal writer
-        rows = pyarrow.table(table, schema=None if writer is None else writer.schema)
-        writer = writer or ParquetWriter(path, rows.schema)
-        writer.write_table(rows)
+        def write(table: Table) -> None:
+            nonlocal writer
+            rows = pyarrow.table(table, schema=None if writer is None else writer.schema)
+            writer = writer or stack.enter_context(ParquetWriter(path, rows.schema))
+            writer.write_table(rows)
 
-    try:
         yield write
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 def _append(file: TextIO, table: Table) -> None:
