@@ -4,7 +4,7 @@ import csv
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from glob import glob, has_magic
 from os.path import commonpath, dirname, isfile
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from dissensus.cli.options import AllowImport, BatchSize, Device, RunFolder, load_trained, say
+from dissensus.cli.options import AllowImport, BatchSize, Device, RunFolder, load_trained, note, say
 
 if TYPE_CHECKING:
     from dissensus.recipes.scoring import Scored
@@ -70,26 +70,18 @@ def score(
         files = [(data, output)]
     else:
         raise ValueError("--shard is for many files, such as 'in/*.parquet'; one file has no parts.")
-    settings = (run, device, allow_import, false_alarms, coverage, tuple(carry or ()), batch_size)
+    settings = (run, device, allow_import, (false_alarms, coverage), tuple(carry or ()), batch_size)
     if files and sum((_score_with_ray if ray else _score_here)(files, *settings)):
         raise typer.Exit(SOME_ROWS_BAD)
 
 
-def _scorer(
-    folder: Path,
-    device: str,
-    allow_import: bool,
-    false_alarms: float | None,
-    coverage: float | None,
-    carry: tuple[str, ...],
-    batch_size: int,
-) -> Callable[..., "Scored"]:
+def _scorer(folder: Path, device: str, allow_import: bool, rates: Any, carry: Sequence[str], batch_size: int) -> Any:
     """Read a run; return what scores a file with it."""
     from dissensus.recipes.alarms import load_calibration
     from dissensus.recipes.scoring import score_file
 
     run = load_trained(folder, device, allow_import)
-    calibration = load_calibration(folder, run, false_alarms, coverage)
+    calibration = load_calibration(folder, run, *rates)
     return partial(score_file, run, calibration=calibration, carry=carry, batch_size=batch_size)
 
 
@@ -97,7 +89,7 @@ def _score_here(files: Sequence[tuple[str, Path]], *settings: Any) -> Iterator[i
     """Score files one after another; yield how many rows of each could not be read."""
     score_file = _scorer(*settings)
     for source, target in files:
-        yield _told(target, score_file(source, target, progress=_Line(source), say=partial(_note, source)))
+        yield _told(target, score_file(source, target, progress=_Line(source), say=partial(note, source)))
 
 
 _ready = cache(_scorer)
@@ -105,7 +97,7 @@ _ready = cache(_scorer)
 
 def _score_one(source: str, target: Path, *settings: Any) -> "Scored":
     """Score a file in a process of a cluster, which reads the run once."""
-    return _ready(*settings)(source, target, say=partial(_note, source))
+    return _ready(*settings)(source, target, say=partial(note, source))
 
 
 def _score_with_ray(
@@ -151,10 +143,6 @@ def _is_there(target: Path) -> bool:
     return target.exists()
 
 
-def _note(source: str, text: str) -> None:
-    say(f"{source}: {text}")
-
-
 def _shard(text: str) -> tuple[int, int]:
     place, _, number = text.partition("/")
     if not (place.isdigit() and number.isdigit() and int(number) > 0 and int(place) <= int(number)):
@@ -185,16 +173,14 @@ class _Line:
     def __init__(self, source: str) -> None:
         self.source, self.terminal = source, sys.stderr.isatty()
         self.start = self.shown = time.monotonic()
-        self.written = False
 
     def __call__(self, rows: int, share: float) -> None:
         """Say that so many rows, and this share of the file, are done."""
         now = time.monotonic()
-        if share == 1.0 and self.written and self.terminal:
-            typer.echo(err=True)
-        if share == 1.0 or now - self.shown < (0.2 if self.terminal else 10.0):
-            return
-        self.shown, self.written = now, True
-        left = _left((now - self.start) / max(share, 1e-9) * (1 - share))
-        text = f"{self.source}: {rows} rows, {100 * share:.0f} %, {left}"
-        typer.echo(f"\r\x1b[2K{text}" if self.terminal else text, err=True, nl=not self.terminal)
+        if self.terminal and share == 1.0:
+            typer.echo("\r\x1b[2K", err=True, nl=False)
+        elif share < 1.0 and now - self.shown > (0.2 if self.terminal else 10.0):
+            self.shown = now
+            left = _left((now - self.start) / max(share, 1e-9) * (1 - share))
+            text = f"{self.source}: {rows} rows, {100 * share:.0f} %, {left}"
+            typer.echo(f"\r\x1b[2K{text}" if self.terminal else text, err=True, nl=not self.terminal)
