@@ -1,6 +1,6 @@
 """`dissensus evaluate`, `diagnose` and `report`: a trained run and data in, tables, files and pages out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -285,12 +285,14 @@ def sets_of(
     grouped: dict[str, list[str]] = {}
     for given in ood:
         name, source = _named(given, "Sets are given as NAME=DATA, such as svhn=svhn.npz")
+        _check_new([name], unknown)
         loaded = run.preprocessing.read(source)
         note(name, *loaded.notes)
-        _add({name: loaded.x}, unknown)
+        unknown[name] = loaded.x
     for given in suites:
         found = _suite(run, *_named(given, "Suites are given as SUITE=DIR, such as openood-cifar10=ood"))
-        _add(found.sets, unknown)
+        _check_new(found.sets, unknown)
+        unknown |= found.sets
         for group, names in found.grouped.items():
             grouped.setdefault(group, []).extend(names)
     for given in groups:
@@ -299,10 +301,9 @@ def sets_of(
     return (known.x, run.preprocessing.targets_in_units(known)), unknown, grouped
 
 
-def _add(new: "Mapping[str, Tensor]", sets: "dict[str, Tensor]") -> None:
-    if taken := new.keys() & sets.keys():
-        raise ValueError(f"Every set needs a name of its own; {min(taken)!r} is given twice. Rename or leave out one.")
-    sets |= new
+def _check_new(names: Iterable[str], taken: Iterable[str]) -> None:
+    if twice := set(names) & set(taken):
+        raise ValueError(f"Every set needs a name of its own; {min(twice)!r} is given twice. Rename or leave out one.")
 
 
 def known_data(run: "LoadedRun", folder: Path, data: str | None) -> tuple["Loaded", "Loaded | None"]:
