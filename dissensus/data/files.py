@@ -314,9 +314,9 @@ def load(source: str | Path | Any, target: str | None = None, **options: Any) ->
     """
     chosen = Options(**options)
     if not isinstance(source, str | Path):
-        return _sized(_load_items(source, target, chosen), chosen.size)
+        return sized(_load_items(source, target, chosen), chosen.size)
     path, chosen = _find(source, chosen)
-    return _sized(_reader(path)(path, target, chosen), chosen.size)
+    return sized(_reader(path)(path, target, chosen), chosen.size)
 
 
 def as_data(data: Any, name: str, *, targets: bool = True) -> Any:
@@ -352,7 +352,8 @@ def _reader(path: Path) -> Callable[[Path, str | None, Options], Loaded]:
     return readers[ending]
 
 
-def _sized(loaded: Loaded, size: Size | None) -> Loaded:
+def sized(loaded: Loaded, size: Size | None) -> Loaded:
+    """Return images of a size; other data as it is, if there is any."""
     if loaded.x.ndim == 4 and len(loaded.x) and size is not None:
         x, notes = images.match_images(loaded.x, loaded.x.shape[1], *images.height_and_width(size))
         return replace(loaded, x=x, notes=(*loaded.notes, *notes))

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -111,10 +113,8 @@ def _keep_worst(scored: Scored, table: Table) -> None:
     by = next((name for name in ("total_entropy", "total_variance") if name in table), None)
     if by is None:
         return
-    names = table["file"] if "file" in table else table["row"]
-    worst = np.argsort(-table[by], kind="stable")[:5].tolist()
-    scored.worst += [(float(table[by][row]), names[row]) for row in worst]
-    scored.worst = sorted(scored.worst, key=lambda pair: -pair[0])[:5]
+    rows = zip(table[by].tolist(), table.get("file", table["row"]), strict=True)
+    scored.worst = nlargest(5, [*scored.worst, *rows], key=itemgetter(0))
 
 
 def parts_of(run: LoadedRun, source: str, carry: Sequence[str]) -> Iterator[Part]:
@@ -157,9 +157,7 @@ def _carried(frame: Any, carry: Sequence[str], target: str | None, kept: Any) ->
 
 def _part_of_loaded(run: LoadedRun, loaded: Loaded) -> Part:
     """Return data that was read whole; rows that hold NaN or infinity cannot be predicted."""
-    finite = torch.ones(len(loaded), dtype=torch.bool)
-    if loaded.x.is_floating_point():
-        finite = torch.isfinite(loaded.x).flatten(1).all(1)
+    finite = torch.isfinite(loaded.x).flatten(1).all(1)
     kept = finite.nonzero().flatten()
     rows = loaded.rows(kept)
     head: Table = {"row": kept.numpy()}
