@@ -89,14 +89,6 @@ class Features:
         """Values that members take for a row."""
         return len(self.centre) + sum(len(own) - 1 for own in self.edges if len(own))
 
-    def by_column(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Sum `(rows, features)` over the features of each column of the table."""
-        ends = np.cumsum([0, *(len(column.features) for column in self.encoder.columns)])
-        return {
-            column.name: values[:, start:end].sum(1)
-            for column, start, end in zip(self.encoder.columns, ends[:-1], ends[1:], strict=True)
-        }
-
 
 def _pieces(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     low, high = np.zeros(len(edges) - 1), np.ones(len(edges) - 1)
@@ -355,7 +347,9 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         Returns:
             For each column its share of the squared distance to the nearest training rows, `(rows,)`; shares sum to 1.
         """
-        parts = self.features_.by_column(self._gaps(self._standard(X)))
+        gaps, columns = self._gaps(self._standard(X)), self.features_.encoder.columns
+        ends = np.cumsum([0, *(len(column.features) for column in columns)])
+        parts = {own.name: gaps[:, a:b].sum(1) for own, a, b in zip(columns, ends[:-1], ends[1:], strict=True)}
         total = np.maximum(np.sum(list(parts.values()), 0), np.finfo(np.float64).tiny)
         return {name: part / total for name, part in parts.items()}
 

@@ -51,21 +51,16 @@ class AlarmSettings:
     coverage: float = 0.9
 
     def __post_init__(self) -> None:
-        known = ("auto", *SCORES, *REGRESSION_SCORES)
-        if self.score not in known:
-            raise ValueError(f"score in [alarm] must be one of {', '.join(known)}; got {self.score!r}.")
+        self.check(None)
         for name in ("false_alarms", "coverage"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} in [alarm] must lie between 0 and 1; got {getattr(self, name)}.")
 
-    def check(self, regression: bool) -> None:
-        """Refuse a score that the run does not have."""
-        own = REGRESSION_SCORES if regression else SCORES
-        if self.score not in ("auto", *own):
-            raise ValueError(
-                f"score in [alarm] is {self.score}, which a {'regression' if regression else 'classification'} does not have; "
-                f"it has {', '.join(own)}."
-            )
+    def check(self, regression: bool | None) -> None:
+        """Refuse a score that the run does not have; None where its targets are not known yet."""
+        known = {None: [*SCORES, *REGRESSION_SCORES], True: REGRESSION_SCORES, False: SCORES}[regression]
+        if self.score not in ("auto", *known):
+            raise ValueError(f"score in [alarm] must be one of auto, {', '.join(known)}; got {self.score!r}.")
 
 
 @dataclass(frozen=True)

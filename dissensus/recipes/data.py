@@ -335,7 +335,10 @@ class Preprocessing:
     def __call__(self, x: Tensor) -> Tensor:
         """Return inputs as members see them, float32, on their device."""
         self._check(x)
-        mean, std = self.scaling(x.device)
+        return self.scaled(x, *self.scaling(x.device))
+
+    def scaled(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return inputs, float32, of mean 0 and standard deviation 1."""
         return ((x.float() / 255 if self.pixels else x.float()) - mean) / std
 
     def scaling(self, device: torch.device) -> tuple[Tensor, Tensor]:

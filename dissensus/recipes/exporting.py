@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dissensus.data.files import Loaded
 from dissensus.data.tables import Date
-from dissensus.exporting import Exported, Precision, export
+from dissensus.exporting import Exported, export
 from dissensus.recipes.alarms import load_calibration
 from dissensus.recipes.data import Preprocessing
 from dissensus.recipes.recipe import LoadedRun, rows_of_run
@@ -18,13 +18,7 @@ _EXAMPLES = 512
 
 
 def export_run(
-    run: LoadedRun,
-    folder: Path,
-    path: str | Path,
-    *,
-    precision: Precision = "fp32",
-    false_alarms: float | None = None,
-    member_outputs: bool = False,
+    run: LoadedRun, folder: Path, path: str | Path, *, false_alarms: float | None = None, **options: Any
 ) -> Exported:
     """Write a run as one file, with the alarm that was calibrated when it was trained; without, where it held no rows out.
 
@@ -33,7 +27,7 @@ def export_run(
     alarm's rate, where callers give no limit, is the run's by default; all else is as in `ds.export`.
     """
     calibration = load_calibration(folder, run, false_alarms)
-    inputs = RunInputs(run.preprocessing)
+    inputs, facts = RunInputs(run.preprocessing), run.preprocessing.to_json()
     # Rows that the file is compared on: held-out ones, where there are some.
     parts = (rows_of_run(run, folder, part) for part in ("calibration", "validation", "test", "train"))
     rows = next(rows for rows in parts if rows is not None)
@@ -44,22 +38,13 @@ def export_run(
         alarm=None if calibration is None else calibration.alarm,
         loss=run.recipe.likelihood.name,
         preprocess=inputs,
-        precision=precision,
-        member_outputs=member_outputs,
-        facts=_facts(run.preprocessing),
+        facts={
+            **{name: facts[name] for name in ("classes", "target", "shape", "columns")},
+            "pixels_divided_by": 255 if facts["pixels"] else None,
+            "standardised": {"mean": facts["mean"], "std": facts["std"]},
+        },
+        **options,
     )
-
-
-def _facts(preprocessing: Preprocessing) -> dict[str, Any]:
-    columns = None if preprocessing.columns is None else preprocessing.columns.to_json()
-    return {
-        "classes": preprocessing.classes,
-        "target": preprocessing.target,
-        "shape": preprocessing.shape,
-        "columns": columns,
-        "pixels_divided_by": 255 if preprocessing.pixels else None,
-        "standardised": {"mean": preprocessing.mean, "std": preprocessing.std},
-    }
 
 
 class RunInputs(nn.Module):
@@ -70,15 +55,14 @@ class RunInputs(nn.Module):
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
-        self.pixels, self.columns = preprocessing.pixels, preprocessing.columns
+        self.preprocessing, self.columns = preprocessing, preprocessing.columns
         for name, values in zip(("mean", "std"), preprocessing.scaling(torch.device("cpu")), strict=True):
             self.register_buffer(name, values)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what members see, float32."""
         x = x if self.columns is None else self.columns.of_codes(x, torch)
-        x = x.float() / 255 if self.pixels else x.float()
-        return (x - self.mean) / self.std
+        return self.preprocessing.scaled(x, self.mean, self.std)
 
     def as_taken(self, rows: Loaded) -> Tensor:
         """Return what the file takes, of rows of a data file; the columns of built-in tables are numbers already."""
