@@ -217,8 +217,15 @@ def calibrated_columns(
         names = np.asarray(run.preprocessing.classes)
         return columns | {"set": ["|".join(names[row]) for row in inside.cpu().numpy()]}
     mean, deviation = _moments(run, outputs)
-    for target, limit in enumerate(reach):
-        ending = "" if len(reach) == 1 else f"_{target}"
-        columns[f"low{ending}"] = (mean - limit * deviation)[:, target].cpu().numpy()
-        columns[f"high{ending}"] = (mean + limit * deviation)[:, target].cpu().numpy()
-    return columns
+    half = torch.tensor(reach).to(mean) * deviation
+    return columns | by_target({"low": mean - half, "high": mean + half})
+
+
+def by_target(columns: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return columns `(batch, targets)` one a target, whose number ends their names where there are several."""
+    targets = next(iter(columns.values())).shape[1]
+    return {
+        name if targets == 1 else f"{name}_{target}": values[:, target].cpu().numpy()
+        for target in range(targets)
+        for name, values in columns.items()
+    }

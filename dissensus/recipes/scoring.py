@@ -20,7 +20,7 @@ from dissensus.data.files import TABLE_ENDINGS, Loaded
 from dissensus.data.frames import table_parts
 from dissensus.data.tables import LeftOut, columns_of, texts_of
 from dissensus.predictions import predict
-from dissensus.recipes.alarms import Calibration, calibrated_columns
+from dissensus.recipes.alarms import Calibration, by_target, calibrated_columns
 from dissensus.recipes.data import label_names
 from dissensus.recipes.recipe import LoadedRun
 from dissensus.scores import REGRESSION_SCORES, all_scores
@@ -163,11 +163,10 @@ def _part_of_loaded(run: LoadedRun, loaded: Loaded) -> Part:
     head: Table = {"row": kept.numpy()}
     if rows.names is not None:
         head["file"] = list(rows.names)
-    if rows.y is not None and rows.y.ndim == 1:
-        classes = run.preprocessing.classes is not None
-        head["label"] = label_names(rows) if classes else rows.y.numpy()
+    if rows.y is not None and rows.y.ndim == 1 and run.preprocessing.classes is not None:
+        head["label"] = label_names(rows)
     elif rows.y is not None:
-        head |= {f"label_{target}": own.numpy() for target, own in enumerate(rows.y.flatten(1).T)}
+        head |= by_target({"label": rows.y.reshape(len(rows), -1)})
     bad = (~finite).nonzero().flatten().tolist()
     return Part(head, rows.x, dict.fromkeys(bad, "its inputs hold NaN or infinity"), 1.0, loaded.notes)
 
@@ -197,13 +196,7 @@ def _of_outputs(run: LoadedRun, x: Tensor, outputs: Tensor, calibration: Calibra
     else:
         mean, scale = run.mean_and_scale(outputs)
         scores = {name: score(mean, scale, family=run.family) for name, score in REGRESSION_SCORES.items()}
-        named = {"prediction": mean.mean(0), "std": scores["total_variance"].sqrt(), **scores}
-        targets = mean.shape[-1]
-        columns = {
-            name if targets == 1 else f"{name}_{target}": values[:, target].cpu().numpy()
-            for target in range(targets)
-            for name, values in named.items()
-        }
+        columns = by_target({"prediction": mean.mean(0), "std": scores["total_variance"].sqrt(), **scores})
     return columns if calibration is None else columns | calibrated_columns(run, calibration, x, outputs, scores)
 
 
