@@ -1,13 +1,13 @@
 """What the machine has: how many inputs fit into memory, measured on a few, and how many threads a step keeps busy."""
 
 import logging
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -48,31 +48,22 @@ class _Living(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known: set[int] = set()
+        self.peak = 0
+        self._sizes: dict[StorageWeakRef, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        given = _storages((args, kwargs))
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and _address(tensor) not in given | self._known:
-                self._add(tensor)
+        self._sizes |= {storage: size for storage, size in _storages(result).items() if storage not in given}
+        self._sizes = {storage: size for storage, size in self._sizes.items() if not storage.expired()}
+        self.peak = max(self.peak, sum(self._sizes.values()))
         return result
 
-    def _add(self, tensor: Tensor) -> None:
-        address, size = _address(tensor), tensor.untyped_storage().nbytes()
-        self._known.add(address)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(tensor, self._remove, address, size)
 
-    def _remove(self, address: int, size: int) -> None:
-        self._known.discard(address)
-        self.now -= size
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _storages(tree: Any) -> dict[StorageWeakRef, int]:
+    """Return the size in bytes of each storage that tensors lie in."""
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return {StorageWeakRef(storage): storage.nbytes() for storage in storages}
 
 
 log = logging.getLogger("dissensus")

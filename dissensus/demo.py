@@ -2,16 +2,15 @@
 
 The data comes with scikit-learn, so nothing is downloaded. The digits 0 to 6 are known; 7, 8 and 9 are never
 shown in training, and known digits are corrupted by noise, shifts and covers. Tables and page show how good
-the predictions are, and whether the ensemble notices what it does not know. The page is the one that `dissensus
-report` writes about a run, after two sections on data and training.
+the predictions are, and whether the ensemble notices what it does not know. The page is that of `ds.report`.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,15 +20,10 @@ from dissensus._signatures import need
 from dissensus.data.toy import digits as all_digits
 from dissensus.evaluation import Evaluation, evaluate
 from dissensus.evaluation.tables import short, text_table
-from dissensus.html import Picture, Section, Text
 from dissensus.members import DeepEnsemble
-from dissensus.plots import COLOURS, panels, training_curves
 from dissensus.randomness import derive
-from dissensus.reporting import write_report
-from dissensus.training import Run, fit
-
-if TYPE_CHECKING:
-    import matplotlib.figure
+from dissensus.reporting import report
+from dissensus.training import fit
 
 __all__ = ["DemoResult", "run"]
 
@@ -42,8 +36,7 @@ Corrupt: TypeAlias = Callable[[Tensor, Generator], Tensor]
 Images: TypeAlias = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class DemoResult:
+class DemoResult(NamedTuple):
     """Where the demo's page is, every number of it, and the time that it took, training and page together."""
 
     page: Path
@@ -51,8 +44,7 @@ class DemoResult:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Digits:
+class Digits(NamedTuple):
     """Images `(batch, 1, 8, 8)` in [0, 1], and the digits that they show, `(batch,)`: known ones, and `new` ones that are never shown."""
 
     train: Images
@@ -89,8 +81,6 @@ def run(output: Path | str = "demo-report", *, num_members: int = 5, epochs: int
         batch_size=64,
         lr=5e-3,
         schedule="cosine",
-        # For the curves only: nothing is selected or stopped by it, so the test images stay unseen.
-        validation=digits.test,
         seed=seed,
         device="cpu",  # a GPU would not shorten steps this small
     )
@@ -99,13 +89,7 @@ def run(output: Path | str = "demo-report", *, num_members: int = 5, epochs: int
     # A terminal has no room for intervals; the page has them.
     numbers = tuple(replace(number, low=None, high=None) for number in result.numbers)
     print(f"{replace(result, numbers=numbers, bootstrap=0).table()}\n\n{_uncertainties(result)}\n")
-    page = write_report(
-        folder / "report.html",
-        "What an ensemble knows about handwritten digits",
-        [result],
-        "total_entropy",
-        first=[_data(digits), _training(training)],
-    )
+    page = report(result, folder / "report.html", title="What an ensemble knows about handwritten digits")
     seconds = time.perf_counter() - start
     print(f"Page with pictures: {page} ({seconds:.1f} s in all)")
     return DemoResult(page, result, seconds)
@@ -178,68 +162,4 @@ def make_member() -> nn.Module:
         nn.Linear(32 * 2 * 2, 64),
         nn.ReLU(),
         nn.Linear(64, KNOWN),
-    )
-
-
-def _data(digits: Digits) -> Section:
-    known, new = digits.test[1], digits.new[1]
-    shown = torch.stack([_nth(known, digit, 0) for digit in range(KNOWN)])
-    unseen = torch.stack([_nth(new, KNOWN + place % (10 - KNOWN), place) for place in range(KNOWN)])
-    rows = {"known": digits.test[0][shown], "new": digits.new[0][unseen]}
-    rows |= {name: images[shown] for name, (images, _) in digits.corrupted.items()}
-    return Section(
-        "What the ensemble is shown",
-        Text(
-            f"It learns from {len(digits.train[0])} images of the digits 0 to {KNOWN - 1}, 8 by 8 pixels each, "
-            f"and is tested on {len(known)} others. Unknown to it are {len(new)} images of the digits "
-            f"{KNOWN} to 9, and the test images corrupted in three ways: by noise, by a shift of two pixels, and "
-            "by a grey cover."
-        ),
-        Picture(
-            sample_sheet(rows),
-            f"Five rows of digits: known ones from 0 to {KNOWN - 1}, new ones, and the known ones with noise, "
-            "shifted, and partly covered.",
-        ),
-    )
-
-
-def _nth(labels: Tensor, digit: int, number: int) -> Tensor:
-    """Return where a digit occurs for the nth time, counted from 0."""
-    return torch.nonzero(labels == digit)[number, 0]
-
-
-def sample_sheet(rows: Mapping[str, Tensor]) -> "matplotlib.figure.Figure":
-    """Draw rows of digits, each with its name; `rows` holds images `(columns, 1, 8, 8)`."""
-    # Each row becomes one image, with a white pixel around every digit.
-    sheet = torch.cat([torch.cat(list(F.pad(images[:, 0], (1, 1, 1, 1))), dim=1) for images in rows.values()])
-    height, width = sheet.shape
-    figure, (ax,) = panels(width=5.2, height=0.2 + 4.5 * height / width)
-    ax.imshow(sheet.numpy(), cmap="gray_r", vmin=0, vmax=1, extent=(0, width, height, 0))
-    pitch = height / len(rows)
-    ax.set_xticks([])
-    ax.set_yticks([(number + 0.5) * pitch for number in range(len(rows))], list(rows))
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    return figure
-
-
-def _training(run: Run) -> Section:
-    figure, (ax,) = panels(height=3.4)
-    columns = {"loss": "training", "validation_loss": "test, members", "ensemble_loss": "test, ensemble"}
-    for (column, name), colour in zip(columns.items(), COLOURS, strict=False):
-        training_curves(run.history, ax, column=column, colour=colour, label=name)
-    ax.set(yscale="log", ylabel="cross-entropy (nats)")
-    ax.legend(frameon=False, fontsize="small")
-    return Section(
-        "Training",
-        Text(
-            "All members train at once, each from its own start and through the data in its own order. The "
-            "ensemble's line lies below its members' mean by what averaging their predictions gains."
-        ),
-        Picture(
-            figure,
-            "Training loss, the members' test loss and the ensemble's test loss over the steps of training.",
-            "Thin lines are single members, thick ones their mean or the ensemble. The test images are only "
-            "looked at: nothing is chosen by them.",
-        ),
     )

@@ -22,7 +22,7 @@ from dissensus.conformal import Alarm, DriftMonitor, intervals, p_values
 from dissensus.data.sources import device_named
 from dissensus.data.tables import TableEncoder, columns_of
 from dissensus.detectors import RowDistance
-from dissensus.members import Anchored, Members
+from dissensus.members import Members
 from dissensus.objectives import Objective, mean_and_scale
 from dissensus.predictions import predict
 from dissensus.recipes.choices import KINDS, OBJECTIVES, build_objective, resolve_objective, with_loss
@@ -47,10 +47,7 @@ class Features:
         encoder: What the columns are.
         centre: Mean of each feature in the training rows.
         scale: Its standard deviation; 1 for a feature that does not change or is 0 or 1.
-        feature: Which feature a piece belongs to.
-        low: Where the piece begins, in standardised units.
-        width: How long it is.
-        bounds: Least and largest value of the piece.
+        edges: Where the pieces of each feature begin and end, in standardised units; none of features that are not cut.
 
     References:
         Gorishniy et al., 2022, <https://arxiv.org/abs/2203.05556>.
@@ -59,10 +56,7 @@ class Features:
     encoder: TableEncoder
     centre: np.ndarray
     scale: np.ndarray
-    feature: np.ndarray
-    low: np.ndarray
-    width: np.ndarray
-    bounds: np.ndarray
+    edges: Sequence[np.ndarray]
 
     @classmethod
     def fit(
@@ -77,22 +71,9 @@ class Features:
         flags = np.asarray(np.isin(values, (0.0, 1.0)).all(0))
         centre = np.where(flags, 0.0, values.mean(0))
         scale = np.where(flags | (values.std(0) <= 1e-12 * np.abs(centre)), 1.0, values.std(0))
-        standard = (values - centre) / scale
-        edges = [np.unique(np.quantile(column, np.linspace(0, 1, bins + 1))) for column in standard.T]
-        cut = [number for number, flag in enumerate(flags.tolist()) if not flag and len(edges[number]) > 2]
-        pieces = np.array([len(edges[number]) - 1 for number in cut], dtype=np.int64)
-        ends = np.cumsum(pieces)
-        bounds = np.tile([[0.0], [1.0]], pieces.sum())
-        bounds[0, ends - pieces], bounds[1, ends - 1] = -10.0, 10.0
-        return cls(
-            encoder,
-            centre,
-            scale,
-            np.repeat(np.array(cut, dtype=np.int64), pieces),
-            np.concatenate([np.zeros(0), *(edges[number][:-1] for number in cut)]),
-            np.concatenate([np.zeros(0), *(np.diff(edges[number]) for number in cut)]),
-            bounds,
-        )
+        quantiles = np.quantile((values - centre) / scale, np.linspace(0, 1, bins + 1), axis=0).T
+        edges = [np.unique(own) for own in np.where(flags[:, None], 0.0, quantiles)]
+        return cls(encoder, centre, scale, [own if len(own) > 2 else own[:0] for own in edges])
 
     def standard(self, table: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return standardised features, `(rows, features)`, in which distances are measured."""
@@ -100,30 +81,19 @@ class Features:
 
     def inputs(self, standard: np.ndarray) -> np.ndarray:
         """Return what members take: the standardised features and their pieces."""
-        pieces = np.clip((standard[:, self.feature] - self.low) / self.width, *self.bounds)
-        return np.concatenate([standard, pieces], 1)
+        pieces = [_pieces(column, own) for column, own in zip(standard.T, self.edges, strict=True) if len(own)]
+        return np.concatenate([standard, *pieces], 1)
 
     @property
     def num_inputs(self) -> int:
         """Values that members take for a row."""
-        return len(self.centre) + len(self.feature)
+        return len(self.centre) + sum(len(own) - 1 for own in self.edges if len(own))
 
-    def by_column(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Sum `(rows, features)` over the features of each column of the table."""
-        ends = np.cumsum([0, *(len(column.features) for column in self.encoder.columns)])
-        return {
-            column.name: values[:, start:end].sum(1)
-            for column, start, end in zip(self.encoder.columns, ends[:-1], ends[1:], strict=True)
-        }
 
-    def to_state(self) -> dict[str, Any]:
-        """Return arrays and plain values."""
-        return {**vars(self), "encoder": self.encoder.to_json()}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "Features":
-        """Make it again."""
-        return cls(**{**state, "encoder": TableEncoder.from_json(state["encoder"])})
+def _pieces(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    low, high = np.zeros(len(edges) - 1), np.ones(len(edges) - 1)
+    low[0], high[-1] = -10.0, 10.0
+    return np.clip((values[:, None] - edges[:-1]) / np.diff(edges), low, high)
 
 
 class _Rows(NamedTuple):
@@ -191,19 +161,15 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         encoded = self._encode_targets(y)
         use = self._divide(encoded)
         if first:
-            self._begin(table, encoded, use == _TRAIN)
-        return _Rows(self.features_.standard(table), encoded, weight, use)
-
-    def _begin(self, table: Mapping[str, np.ndarray], encoded: np.ndarray, train: np.ndarray) -> None:
-        """Learn what columns are from the rows that are not held out, and make the members."""
-        named = hasattr(self, "feature_names_in_")
-        self.features_ = Features.fit(table, () if named else tuple(table), self.bins, train)
-        self.ensemble_ = self._make_members()
-        if isinstance(self.ensemble_, Anchored):
-            inputs = self.features_.inputs(self.features_.standard(table)[train])
-            self.ensemble_.draw_references(torch.from_numpy(inputs).float())
-        self.bank_ = self.held_out_x_ = np.zeros((0, len(self.features_.centre)))
-        self.held_out_y_, self.calibrates_ = encoded[:0], np.zeros(0, bool)
+            named = hasattr(self, "feature_names_in_")
+            self.features_ = Features.fit(table, () if named else tuple(table), self.bins, use == _TRAIN)
+        rows = _Rows(self.features_.standard(table), encoded, weight, use)
+        if first:
+            self.ensemble_ = self._make_members()
+            self.ensemble_.see(self._data(rows, use == _TRAIN)[0])
+            self.bank_ = self.held_out_x_ = rows.x[:0]
+            self.held_out_y_, self.calibrates_ = encoded[:0], np.zeros(0, bool)
+        return rows
 
     def _train(self, rows: _Rows, epochs: int, patience: int | None) -> Self:
         """Train the members, stopping by rows that they do not train on."""
@@ -381,7 +347,9 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         Returns:
             For each column its share of the squared distance to the nearest training rows, `(rows,)`; shares sum to 1.
         """
-        parts = self.features_.by_column(self._gaps(self._standard(X)))
+        gaps, columns = self._gaps(self._standard(X)), self.features_.encoder.columns
+        ends = np.cumsum([0, *(len(column.features) for column in columns)])
+        parts = {own.name: gaps[:, a:b].sum(1) for own, a, b in zip(columns, ends[:-1], ends[1:], strict=True)}
         total = np.maximum(np.sum(list(parts.values()), 0), np.finfo(np.float64).tiny)
         return {name: part / total for name, part in parts.items()}
 
@@ -397,13 +365,14 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         if "ensemble_" in state:
             weights = self.ensemble_.state_dict()
             state["ensemble_"] = {name: weight.cpu().numpy() for name, weight in weights.items()}
-            state["features_"] = self.features_.to_state()
+            state["features_"] = {**vars(self.features_), "encoder": self.features_.encoder.to_json()}
         return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         super().__setstate__(dict(state))
         if "ensemble_" in state:
-            self.features_ = Features.from_state(state["features_"])
+            features = state["features_"]
+            self.features_ = Features(**{**features, "encoder": TableEncoder.from_json(features["encoder"])})
             self.ensemble_ = self._make_members().double().eval()
             self.ensemble_.load_state_dict({name: torch.tensor(w) for name, w in state["ensemble_"].items()})
 
@@ -546,13 +515,12 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean of the members' mixture for each row, `(rows,)`; with `return_std` also its standard deviation."""
-        mean, data, knowledge = self._moments(self._standard(X))
-        return (mean, np.sqrt(data + knowledge)) if return_std else mean
+        mean, variance = self._moments(self._standard(X))
+        return (mean, np.sqrt(variance["total"])) if return_std else mean
 
     def uncertainty(self, X: Any) -> dict[str, np.ndarray]:
         """Return the variance of each answer: `total`, of which `data` (noise) and `knowledge` (members disagree)."""
-        _, data, knowledge = self._moments(self._standard(X))
-        return {"total": data + knowledge, "data": data, "knowledge": knowledge}
+        return self._moments(self._standard(X))[1]
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
         """Return intervals that hold the target in so many cases, as wide as the held-out rows ask for.
@@ -564,21 +532,17 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
         Returns:
             `(rows, 2)`, lower and upper ends; infinite where there are too few held-out rows for the coverage.
         """
-        mean, data, knowledge = self._moments(self._standard(X))
+        new = self.predict(X, return_std=True)
         if not self.calibrates_.any():
             raise ValueError(
                 "No training rows were held out to calibrate intervals on: fit on more rows, or with a larger `validation_fraction`."
             )
-        held, held_data, held_knowledge = self._moments(self.held_out_x_[self.calibrates_])
-        return intervals(
-            (held, np.sqrt(held_data + held_knowledge)),
-            self._unscaled(self.held_out_y_[self.calibrates_, 0]),
-            (mean, np.sqrt(data + knowledge)),
-            coverage,
-        )
+        held, variance = self._moments(self.held_out_x_[self.calibrates_])
+        truth = self._unscaled(self.held_out_y_[self.calibrates_, 0])
+        return intervals((held, np.sqrt(variance["total"])), truth, new, coverage)
 
-    def _moments(self, standard: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean, data variance and knowledge variance, in the target's units."""
+    def _moments(self, standard: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return the mean, and the variance with its parts, in the target's units."""
         outputs, likelihood = self._predict(standard), self._objective().likelihood
         if likelihood.kind == "density":
             mean, scale = mean_and_scale(outputs)
@@ -586,9 +550,10 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
             data = data_variance(mean, scale, family=family)[:, 0].numpy()
         else:
             mean, data = outputs, np.full(len(standard), self.noise_)
-        knowledge = mean.var(0, correction=0)[:, 0].numpy()
-        square = self.target_scale_**2
-        return self._unscaled(mean.mean(0)[:, 0].numpy()), data * square, knowledge * square
+        data = data * self.target_scale_**2
+        knowledge = mean.var(0, correction=0)[:, 0].numpy() * self.target_scale_**2
+        parts = {"total": data + knowledge, "data": data, "knowledge": knowledge}
+        return self._unscaled(mean.mean(0)[:, 0].numpy()), parts
 
     def _unscaled(self, target: np.ndarray) -> np.ndarray:
         return target * self.target_scale_ + self.target_mean_
@@ -645,8 +610,6 @@ def _plain(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return {"name": name} | {each.name: getattr(value, each.name) for each in fields(value)}  # type: ignore[arg-type]
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Mapping):
-        return dict(value)
     raise TypeError(f"A {type(value).__name__} cannot be written as JSON. Give the estimator plain values.")
 
 

@@ -216,8 +216,14 @@ def test_scores_are_ranked_without_torch(tmp_path):
         (lambda: ds.Alarm.calibrate(nn.Linear(2, 2), inputs()), "`ens` must be an ensemble.*got Linear"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), score="entropie"), "one of predictive_diversity"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), score=3), "must be a string or a function; got 3"),
-        (lambda: ds.Alarm.calibrate(regressor(2), inputs(), score="bma", loss="mse"), "With the loss 'mse' `score` must be"),
-        (lambda: ds.Alarm.calibrate(classifier(), inputs(), score="data_variance", loss="cross_entropy"), "one of predictive"),
+        (
+            lambda: ds.Alarm.calibrate(regressor(2), inputs(), score="bma", loss="mse"),
+            "With the loss 'mse' `score` must be",
+        ),
+        (
+            lambda: ds.Alarm.calibrate(classifier(), inputs(), score="data_variance", loss="cross_entropy"),
+            "one of predictive",
+        ),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), false_alarms=0), "between 0 and 1"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), labels=[0, 1]), "must be 120 whole numbers"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), score="bma", examples=inputs()), "Leave one out"),

@@ -12,7 +12,6 @@ import dissensus as ds
 from dissensus.cli import app
 from dissensus.data.tables import TableEncoder
 from dissensus.recipes import load_run
-from dissensus.recipes.exporting import TableFeatures
 
 
 def table(rows, seed=0):
@@ -30,8 +29,8 @@ def table(rows, seed=0):
     }
 
 
-class TestTableFeatures:
-    def test_are_the_encoders(self):
+class TestFeaturesOfTensors:
+    def test_are_those_of_arrays(self):
         known, new = table(200), table(50, seed=1)
         for each in (known, new):
             del each["outcome"]
@@ -39,7 +38,7 @@ class TestTableFeatures:
         encoder = TableEncoder.fit(known)
         codes, problems = encoder.codes(new)
         assert not problems
-        found = TableFeatures(encoder)(torch.from_numpy(codes))
+        found = encoder.of_codes(torch.from_numpy(codes), torch).float()
         torch.testing.assert_close(found, torch.from_numpy(encoder.transform(new)), rtol=0, atol=1e-6)
 
 

@@ -1,6 +1,6 @@
 """`dissensus evaluate`, `diagnose` and `report`: a trained run and data in, tables, files and pages out."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -177,7 +177,6 @@ def diagnose(
             raise ValueError("The loss of a run is in its recipe; leave --loss out.")
         loaded_run = load_trained(source, device, allow_import)
         known, _ = known_data(loaded_run, source, data)
-        note("held-out inputs", known.notes)
         finding = diagnose_run(loaded_run, source, known, average, batch_size, **options)
     else:
         found = read_predictions(source)
@@ -282,14 +281,13 @@ def sets_of(
 ) -> "RunSets":
     """Return known inputs with targets, unknown ones by name, and the groups of these."""
     known, left_out = known_data(run, folder, data)
-    note("known inputs", known.notes)
     unknown: dict[str, Tensor] = {} if left_out is None else {"left_out": left_out.x}
     grouped: dict[str, list[str]] = {}
     for given in ood:
         name, source = _named(given, "Sets are given as NAME=DATA, such as svhn=svhn.npz")
         _check_new([name], unknown)
         loaded = run.preprocessing.read(source)
-        note(name, loaded.notes)
+        note(name, *loaded.notes)
         unknown[name] = loaded.x
     for given in suites:
         found = _suite(run, *_named(given, "Suites are given as SUITE=DIR, such as openood-cifar10=ood"))
@@ -303,24 +301,23 @@ def sets_of(
     return (known.x, run.preprocessing.targets_in_units(known)), unknown, grouped
 
 
-def _check_new(names: Iterable[str], taken: Collection[str]) -> None:
-    for name in names:
-        if name in taken:
-            raise ValueError(f"Every set needs a name of its own; {name!r} is given twice. Rename or leave out one.")
+def _check_new(names: Iterable[str], taken: Iterable[str]) -> None:
+    if twice := set(names) & set(taken):
+        raise ValueError(f"Every set needs a name of its own; {min(twice)!r} is given twice. Rename or leave out one.")
 
 
 def known_data(run: "LoadedRun", folder: Path, data: str | None) -> tuple["Loaded", "Loaded | None"]:
     """Return the inputs to test on, and those of classes that were left out, unless data is named."""
     from dissensus.recipes.recipe import left_out_rows, rows_of_run
 
-    if data is not None:
-        return run.preprocessing.read(data), None
-    known = rows_of_run(run, folder, "test", "Restore the file, or name other data with --data.")
+    advice = "Restore the file, or name other data with --data."
+    known = run.preprocessing.read(data) if data else rows_of_run(run, folder, "test", advice)
     if known is None:
         raise ValueError(
             "The recipe held no rows out to test on. Name test data with --data, or train with test = 0.2 under [data]."
         )
-    return known, left_out_rows(run)
+    note("known inputs", *known.notes)
+    return known, None if data else left_out_rows(run)
 
 
 def _suite(run: "LoadedRun", name: str, folder: str) -> "LoadedSuite":

@@ -1,6 +1,5 @@
 """Arguments that commands share, the run they are about, and what is said beside results."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,21 +22,18 @@ BatchSize = Annotated[int, Option(min=1, help="Inputs that go through the member
 
 def load_trained(folder: Path, device: str, allow_import: bool) -> "LoadedRun":
     """Read a trained run and put its ensemble on a device."""
-    import torch
-
+    from dissensus.data.sources import device_named
     from dissensus.recipes import load_run
 
     run = load_run(folder, allow_import=allow_import)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        run.ensemble.to(torch.device(device))
-    except (RuntimeError, AssertionError) as problem:
+        run.ensemble.to(device_named(device))
+    except (ValueError, RuntimeError) as problem:
         raise ValueError(f"The device {device!r} cannot be used: {str(problem).splitlines()[0]}") from None
     return run
 
 
-def note(name: str, notes: Iterable[str]) -> None:
+def note(name: str, *notes: str) -> None:
     """Tell the user what was assumed or changed about a set."""
     for note in notes:
         say(f"{name}: {note}")

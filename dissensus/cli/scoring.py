@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from glob import glob, has_magic
 from os.path import commonpath, dirname, isfile
 from pathlib import Path
@@ -63,71 +64,56 @@ def score(
     and flag, and a prediction set or interval. Rows that cannot be read are listed in a file that ends in .bad.csv, the others
     are written, and the exit code is 3. Of many files one output is written for each; those that are there are not made again.
     """
-    files = _files(data, output, shard)
-    if _is_pattern(data):
-        for _, target in files:
-            if target.exists():
-                say(f"{target} is there already.")
-        files = [(source, target) for source, target in files if not target.exists()]
-    options = {"carry": carry or (), "batch_size": batch_size}
-    score_files = _score_with_ray if ray else _score_here
-    if files and sum(score_files(files, run, device, allow_import, false_alarms, coverage, options)):
+    if has_magic(data) and not Path(data).exists():
+        files = [pair for pair in _many_files(data, output, shard) if not _is_there(pair[1])]
+    elif shard is None:
+        files = [(data, output)]
+    else:
+        raise ValueError("--shard is for many files, such as 'in/*.parquet'; one file has no parts.")
+    settings = (run, device, allow_import, (false_alarms, coverage), tuple(carry or ()), batch_size)
+    if files and sum((_score_with_ray if ray else _score_here)(files, *settings)):
         raise typer.Exit(SOME_ROWS_BAD)
 
 
-class Scorer:
-    """A run that is ready to score files: in this process, or in one of a cluster."""
+def _scorer(folder: Path, device: str, allow_import: bool, rates: Any, carry: Sequence[str], batch_size: int) -> Any:
+    """Read a run; return what scores a file with it."""
+    from dissensus.recipes.alarms import load_calibration
+    from dissensus.recipes.scoring import score_file
 
-    def __init__(
-        self,
-        folder: Path,
-        device: str,
-        allow_import: bool,
-        false_alarms: float | None,
-        coverage: float | None,
-        options: dict[str, Any],
-    ) -> None:
-        from dissensus.recipes.alarms import load_calibration
-
-        self.run = load_trained(folder, device, allow_import)
-        self.options = {**options, "calibration": load_calibration(folder, self.run, false_alarms, coverage)}
-
-    def score(self, source: str, target: Path, **options: Any) -> "Scored":
-        """Score one file."""
-        from dissensus.recipes.scoring import score_file
-
-        return score_file(self.run, source, target, say=lambda text: note(source, [text]), **self.options, **options)
+    run = load_trained(folder, device, allow_import)
+    calibration = load_calibration(folder, run, *rates)
+    return partial(score_file, run, calibration=calibration, carry=carry, batch_size=batch_size)
 
 
-def _score_here(files: Sequence[tuple[str, Path]], *scorer: Any) -> Iterator[int]:
+def _score_here(files: Sequence[tuple[str, Path]], *settings: Any) -> Iterator[int]:
     """Score files one after another; yield how many rows of each could not be read."""
-    loaded = Scorer(*scorer)
+    score_file = _scorer(*settings)
     for source, target in files:
-        yield _told(target, loaded.score(source, target, progress=_Line(source)))
+        yield _told(target, score_file(source, target, progress=_Line(source), say=partial(note, source)))
+
+
+_ready = cache(_scorer)
+
+
+def _score_one(source: str, target: Path, *settings: Any) -> "Scored":
+    """Score a file in a process of a cluster, which reads the run once."""
+    return _ready(*settings)(source, target, say=partial(note, source))
 
 
 def _score_with_ray(
     files: Sequence[tuple[str, Path]], folder: Path, device: str, allow_import: bool, *others: Any
 ) -> Iterator[int]:
-    """Score files on a Ray cluster: one process a GPU, or a CPU where there is none, each with the run in memory."""
-    from dissensus.recipes.sweeps import started_ray
+    """Score files on a Ray cluster, each on a GPU, or a CPU where there is none."""
+    from dissensus.recipes.sweeps import ray_task
 
     load_trained(folder, "cpu", allow_import)  # says here, and not in a cluster, what is wrong with it
-    ray = started_ray()
-    from ray.util import ActorPool
-
-    cluster = ray.cluster_resources()
-    gpus, cpus = int(cluster.get("GPU", 0)), int(cluster.get("CPU", 1))
-    # One CPU stays free: where actors take all, what else Ray starts waits for ever, without a word.
-    count = min(len(files), max(1, cpus - 1), gpus or cpus)
-    actor = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0)(Scorer)
-    pool = ActorPool([actor.remote(folder.absolute(), device, allow_import, *others) for _ in range(count)])
-    absolute = [(os.path.abspath(source), target.absolute()) for source, target in files]
+    ray, task = ray_task(_score_one)
+    settings = (folder.absolute(), device, allow_import, *others)
+    scored = [task.remote(os.path.abspath(source), target.absolute(), *settings) for source, target in files]
     begun = time.monotonic()
-    scored = pool.map(lambda one, pair: one.score.remote(*pair), absolute)
     try:
         for done, ((_, target), result) in enumerate(zip(files, scored, strict=True), start=1):
-            yield _told(target, result)
+            yield _told(target, ray.get(result))
             say(f"{done} of {len(files)} files, {_left((time.monotonic() - begun) / done * (len(files) - done))}")
     except ray.exceptions.RayTaskError as problem:
         raise problem.cause from None
@@ -137,15 +123,8 @@ def _left(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
 
 
-def _files(data: str, output: Path, shard: str | None) -> list[tuple[str, Path]]:
+def _many_files(data: str, output: Path, shard: str | None) -> list[tuple[str, Path]]:
     """Return the files to score, and where the answers go."""
-    from dissensus.recipes.scoring import check_table_path
-
-    if not _is_pattern(data):
-        if shard is not None:
-            raise ValueError("--shard is for many files, such as 'in/*.parquet'; one file has no parts.")
-        check_table_path(output)
-        return [(data, output)]
     found = sorted(filter(isfile, glob(data, recursive=True)))
     if not found:
         raise ValueError(f"No file is called like {data}.")
@@ -158,8 +137,10 @@ def _files(data: str, output: Path, shard: str | None) -> list[tuple[str, Path]]
     return list(zip(found, map(Path.with_suffix, targets, endings), strict=True))[place::number]
 
 
-def _is_pattern(data: str) -> bool:
-    return has_magic(data) and not Path(data).exists()
+def _is_there(target: Path) -> bool:
+    if target.exists():
+        say(f"{target} is there already.")
+    return target.exists()
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -192,16 +173,14 @@ class _Line:
     def __init__(self, source: str) -> None:
         self.source, self.terminal = source, sys.stderr.isatty()
         self.start = self.shown = time.monotonic()
-        self.written = False
 
     def __call__(self, rows: int, share: float) -> None:
         """Say that so many rows, and this share of the file, are done."""
         now = time.monotonic()
-        if share == 1.0 and self.written and self.terminal:
-            typer.echo(err=True)
-        if share == 1.0 or now - self.shown < (0.2 if self.terminal else 10.0):
-            return
-        self.shown, self.written = now, True
-        left = _left((now - self.start) / max(share, 1e-9) * (1 - share))
-        text = f"{self.source}: {rows} rows, {100 * share:.0f} %, {left}"
-        typer.echo(f"\r\x1b[2K{text}" if self.terminal else text, err=True, nl=not self.terminal)
+        if self.terminal and share == 1.0:
+            typer.echo("\r\x1b[2K", err=True, nl=False)
+        elif share < 1.0 and now - self.shown > (0.2 if self.terminal else 10.0):
+            self.shown = now
+            left = _left((now - self.start) / max(share, 1e-9) * (1 - share))
+            text = f"{self.source}: {rows} rows, {100 * share:.0f} %, {left}"
+            typer.echo(f"\r\x1b[2K{text}" if self.terminal else text, err=True, nl=not self.terminal)

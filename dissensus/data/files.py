@@ -309,17 +309,10 @@ def load(source: str | Path | Any, target: str | None = None, **options: Any) ->
         (torch.Size([5, 1, 8, 8]), torch.uint8, [0, 1, 2, 3, 4])
     """
     chosen = Options(**options)
-    if isinstance(source, str | Path):
-        path, chosen = _find(source, chosen)
-        loaded = _reader(path)(path, target, chosen)
-    else:
-        loaded = _load_items(source, target, chosen)
-    if len(loaded) == 0:
-        raise ValueError("The data is empty: it has no rows.")
-    if loaded.x.ndim != 4 or chosen.size is None:
-        return loaded
-    x, notes = images.match_images(loaded.x, loaded.x.shape[1], *images.height_and_width(chosen.size))
-    return replace(loaded, x=x, notes=(*loaded.notes, *notes))
+    if not isinstance(source, str | Path):
+        return sized(_load_items(source, target, chosen), chosen.size)
+    path, chosen = _find(source, chosen)
+    return sized(_reader(path)(path, target, chosen), chosen.size)
 
 
 def as_data(data: Any, name: str, *, targets: bool = True) -> Any:
@@ -353,6 +346,16 @@ def _reader(path: Path) -> Callable[[Path, str | None, Options], Loaded]:
     if ending is None:
         raise ValueError(f"{path} is of no known kind: folders of images and {', '.join(readers)} can be read.")
     return readers[ending]
+
+
+def sized(loaded: Loaded, size: Size | None) -> Loaded:
+    """Return images of a size; other data as it is, if there is any."""
+    if loaded.x.ndim == 4 and len(loaded.x) and size is not None:
+        x, notes = images.match_images(loaded.x, loaded.x.shape[1], *images.height_and_width(size))
+        return replace(loaded, x=x, notes=(*loaded.notes, *notes))
+    if len(loaded.x) == 0:
+        raise ValueError("The data is empty: it has no rows.")
+    return loaded
 
 
 def _load_table(path: Path, target: str | None, options: Options) -> Loaded:

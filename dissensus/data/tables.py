@@ -131,18 +131,23 @@ class _Readable:
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return a number for each value, `(rows,)`, NaN where it is missing; rows that cannot be read are added to the problems."""
 
+    @property
     @abstractmethod
-    def _made_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the values of each of its own features, by name."""
+    def _own_features(self) -> tuple[str, ...]: ...
 
-    def features_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the values of each feature that the column becomes, by name."""
-        return self._made_of(codes) | ({f"{self.name} missing": np.isnan(codes)} if self.indicator else {})
+    @abstractmethod
+    def _made_of(self, codes: Any, xp: Any) -> Any:
+        """Return its own features of codes, `(rows, features)`."""
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of these features."""
-        return tuple(self.features_of(np.empty(0)))
+        """Names of the features that the column becomes."""
+        return (*self._own_features, f"{self.name} missing") if self.indicator else self._own_features
+
+    def of_codes(self, codes: Any, xp: Any = np) -> Any:
+        """Return the features of codes, `(rows, features)`: arrays of numpy, or with torch for `xp` tensors, so that files can hold it."""
+        parts = [self._made_of(codes, xp), *([xp.isnan(codes)[:, None]] if self.indicator else [])]
+        return xp.concatenate([xp.asarray(part, dtype=codes.dtype) for part in parts], 1)
 
     def learn(self, values: np.ndarray) -> "Column":
         """Return the column with what training rows tell about it."""
@@ -150,7 +155,8 @@ class _Readable:
         known = codes[~np.isnan(codes)]
         if not len(known):
             return LeftOut(self.name, "it is empty")
-        return replace(self, indicator=len(known) < len(codes), **self._learned(known))  # type: ignore[return-value]
+        learned = self._learned(known)
+        return replace(self, indicator=len(known) < len(codes), **learned)  # type: ignore[return-value]
 
     def _learned(self, known: np.ndarray) -> dict[str, Any]:
         return {"fill": float(np.median(known))}
@@ -178,6 +184,10 @@ class Number(_Readable):
         """What the column is, in a word."""
         return "true or false" if self.boolean else "number"
 
+    @property
+    def _own_features(self) -> tuple[str, ...]:
+        return (self.name,)
+
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the numbers, as `_Readable.codes` says."""
         if values.dtype.kind in "biuf":
@@ -185,9 +195,9 @@ class Number(_Readable):
         else:
             texts = texts_of(values)
             known = {text: self._number(text) for text in set(texts)}
-            numbers = np.array([known[text] for text in texts], dtype=np.float64)
             wrong = [row for row, text in enumerate(texts) if known[text] is None]
             self._refuse(wrong, "true or false" if self.boolean else "numbers", texts, problems)
+            numbers = np.array([known[text] for text in texts], dtype=np.float64)
         too_large = np.abs(numbers) > np.finfo(np.float32).max
         for row in np.flatnonzero(too_large).tolist():
             problems.setdefault(row, f"column {self.name!r} must hold finite numbers; it holds {numbers[row]:g} there")
@@ -198,8 +208,8 @@ class Number(_Readable):
             return math.nan
         return _BOOLEAN.get(text.lower()) if self.boolean else number_of(text)
 
-    def _made_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
-        return {self.name: np.where(np.isnan(codes), self.fill, codes)}
+    def _made_of(self, codes: Any, xp: Any) -> Any:
+        return _filled(codes, self.fill, xp)[:, None]
 
 
 @dataclass(frozen=True)
@@ -214,6 +224,10 @@ class Category(_Readable):
     def read_as(self) -> str:
         """What the column is, in words."""
         return f"category of {len(self.levels)}" + (f", {self.rarer} rarer ones" if self.rarer else "")
+
+    @property
+    def _own_features(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}={level}" for level in self.levels)
 
     def learn(self, values: np.ndarray) -> "Column":
         """Return the column with the levels of training rows."""
@@ -230,8 +244,8 @@ class Category(_Readable):
         place[None] = math.nan
         return np.array([place.get(text, -1) for text in texts_of(values)], dtype=np.float64)
 
-    def _made_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
-        return {f"{self.name}={level}": codes == place for place, level in enumerate(self.levels)}
+    def _made_of(self, codes: Any, xp: Any) -> Any:
+        return codes[:, None] == xp.arange(len(self.levels))
 
 
 @dataclass(frozen=True)
@@ -252,6 +266,11 @@ class Date(_Readable):
     parts: tuple[str, ...] = ()
     form: str = "ISO"
 
+    @property
+    def _own_features(self) -> tuple[str, ...]:
+        waves = (f"{self.name} {wave} of {part}" for part in self.parts for wave in ("sine", "cosine"))
+        return (f"{self.name} days", *waves)
+
     def _learned(self, known: np.ndarray) -> dict[str, Any]:
         parts = tuple(part for part in PERIODS if np.ptp(_phase(known, part)) > 1e-9)
         return {**super()._learned(known), "origin": float(known.min()), "parts": parts}
@@ -267,13 +286,11 @@ class Date(_Readable):
         self._refuse(wrong, "dates", values, problems)
         return np.array([known[text] for text in texts], dtype=np.float64)
 
-    def _made_of(self, codes: np.ndarray) -> dict[str, np.ndarray]:
-        days = np.where(np.isnan(codes), self.fill, codes)
-        made = {f"{self.name} days": days - self.origin}
-        for part in self.parts:
-            angle = 2 * np.pi * _phase(days, part)
-            made |= {f"{self.name} sine of {part}": np.sin(angle), f"{self.name} cosine of {part}": np.cos(angle)}
-        return made
+    def _made_of(self, codes: Any, xp: Any) -> Any:
+        days = _filled(codes, self.fill, xp)
+        angles = [2 * np.pi * _phase(days, part, xp) for part in self.parts]
+        waves = (wave(angle) for angle in angles for wave in (xp.sin, xp.cos))
+        return xp.stack([days - _number_like(days, self.origin, xp), *waves], 1)
 
 
 def _day(text: str, form: str) -> float:
@@ -284,10 +301,19 @@ def _day(text: str, form: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() / _DAY
 
 
-def _phase(days: np.ndarray, part: str) -> np.ndarray:
+def _phase(days: Any, part: str, xp: Any = np) -> Any:
     """Return where in the year, the week or the day a time lies, from 0 to 1."""
-    period = PERIODS[part]
-    return (np.floor(days) if part == "week" else days) % period / period
+    period = _number_like(days, PERIODS[part], xp)
+    return (xp.floor(days) if part == "week" else days) % period / period
+
+
+def _filled(codes: Any, fill: float, xp: Any) -> Any:
+    return xp.where(xp.isnan(codes), _number_like(codes, fill, xp), codes)
+
+
+def _number_like(codes: Any, number: float, xp: Any) -> Any:
+    """Return a number as an array of its own: in a traced program of torch others are float32, whatever they are used with."""
+    return xp.asarray(number, dtype=codes.dtype)
 
 
 @dataclass(frozen=True)
@@ -295,10 +321,14 @@ class LeftOut:
     """A column that is no feature; its note says why."""
 
     kind: ClassVar[str] = "left out"
-    read_as: ClassVar[str] = "left out"
-    features: ClassVar[tuple[str, ...]] = ()
     name: str
     note: str
+    read_as: ClassVar[str] = "left out"
+    features: ClassVar[tuple[str, ...]] = ()
+
+    def learn(self, values: np.ndarray) -> "Column":
+        """Return the column as it is."""
+        return self
 
 
 Column = Number | Category | Date | LeftOut
@@ -359,8 +389,7 @@ class TableEncoder:
     def refit(self, table: Any, rows: Any) -> "TableEncoder":
         """Return the same reading with what is filled in and which categories there are learned from some rows only."""
         found = columns_of(table)
-        learned = {column.name: column.learn(found[column.name][rows]) for column in self._readable}
-        return TableEncoder(tuple(learned.get(column.name, column) for column in self.columns))
+        return TableEncoder(tuple(column.learn(found[column.name][rows]) for column in self.columns))
 
     @property
     def _readable(self) -> list["Number | Category | Date"]:
@@ -379,12 +408,11 @@ class TableEncoder:
     def encode(self, table: Any, dtype: Any = np.float32) -> tuple[np.ndarray, Problems]:
         """Return the features of a table, `(rows, features)`, and the rows that cannot be read with the reason for each."""
         codes, problems = self.codes(table)
-        parts = [
-            part
-            for column, own in zip(self._readable, codes.T, strict=True)
-            for part in column.features_of(own).values()
-        ]
-        return np.stack(parts, 1, dtype=dtype, casting="unsafe"), problems
+        return self.of_codes(codes).astype(dtype), problems
+
+    def of_codes(self, codes: Any, xp: Any = np) -> Any:
+        """Return the features of what `codes` returned, `(rows, features)`; with torch for `xp`, of a tensor."""
+        return xp.concatenate([own.of_codes(code, xp) for own, code in zip(self._readable, codes.T, strict=True)], 1)
 
     def codes(self, table: Any) -> tuple[np.ndarray, Problems]:
         """Return one number for each column that is read, `(rows, columns)`, and the rows that cannot be read.
@@ -396,8 +424,8 @@ class TableEncoder:
         for name in self.names:
             _check_column(name, found)
         problems: Problems = {}
-        codes = np.stack([column.codes(found[column.name], problems) for column in self._readable], 1)
-        return codes, dict(sorted(problems.items()))
+        parts = [column.codes(found[column.name], problems) for column in self._readable]
+        return np.stack(parts, 1), dict(sorted(problems.items()))
 
     def transform(self, table: Any, dtype: Any = np.float32) -> np.ndarray:
         """Return the features of a table, `(rows, features)`; refuse rows that cannot be read."""
@@ -535,7 +563,7 @@ def _why_identifier(values: np.ndarray, named: bool) -> str:
         return "names rows, no two alike" if named or len(values) > _SURELY else ""
     if not isinstance(column, Number):
         return ""
-    numbers = column.features_of(column.codes(values, {}))[""]
+    numbers = column.of_codes(column.codes(values, {}))[:, 0]
     if not np.equal(np.floor(numbers), numbers).all():
         return ""
     # Whole numbers drawn from so small a range would have met.

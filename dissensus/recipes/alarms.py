@@ -51,21 +51,16 @@ class AlarmSettings:
     coverage: float = 0.9
 
     def __post_init__(self) -> None:
-        known = ("auto", *SCORES, *REGRESSION_SCORES)
-        if self.score not in known:
-            raise ValueError(f"score in [alarm] must be one of {', '.join(known)}; got {self.score!r}.")
+        self.check(None)
         for name in ("false_alarms", "coverage"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} in [alarm] must lie between 0 and 1; got {getattr(self, name)}.")
 
-    def check(self, regression: bool) -> None:
-        """Refuse a score that the run does not have."""
-        own = REGRESSION_SCORES if regression else SCORES
-        if self.score not in ("auto", *own):
-            raise ValueError(
-                f"score in [alarm] is {self.score}, which a {'regression' if regression else 'classification'} does not have; "
-                f"it has {', '.join(own)}."
-            )
+    def check(self, regression: bool | None) -> None:
+        """Refuse a score that the run does not have; None where its targets are not known yet."""
+        known = {None: [*SCORES, *REGRESSION_SCORES], True: REGRESSION_SCORES, False: SCORES}[regression]
+        if self.score not in ("auto", *known):
+            raise ValueError(f"score in [alarm] must be one of auto, {', '.join(known)}; got {self.score!r}.")
 
 
 @dataclass(frozen=True)
@@ -222,8 +217,15 @@ def calibrated_columns(
         names = np.asarray(run.preprocessing.classes)
         return columns | {"set": ["|".join(names[row]) for row in inside.cpu().numpy()]}
     mean, deviation = _moments(run, outputs)
-    for target, limit in enumerate(reach):
-        ending = "" if len(reach) == 1 else f"_{target}"
-        columns[f"low{ending}"] = (mean - limit * deviation)[:, target].cpu().numpy()
-        columns[f"high{ending}"] = (mean + limit * deviation)[:, target].cpu().numpy()
-    return columns
+    half = torch.tensor(reach).to(mean) * deviation
+    return columns | by_target({"low": mean - half, "high": mean + half})
+
+
+def by_target(columns: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return columns `(batch, targets)` one a target, whose number ends their names where there are several."""
+    targets = next(iter(columns.values())).shape[1]
+    return {
+        name if targets == 1 else f"{name}_{target}": values[:, target].cpu().numpy()
+        for target in range(targets)
+        for name, values in columns.items()
+    }

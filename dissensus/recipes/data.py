@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dissensus.data.files import Loaded, Missing, load
+from dissensus.data.files import Loaded, Missing, load, sized
 from dissensus.data.fingerprints import row_hashes
 from dissensus.data.images import Layout, describe_shape, height_and_width, match_images
 from dissensus.data.tables import TableEncoder
@@ -21,12 +21,7 @@ def read_source(source: str | Path, target: str | None = None, **options: Any) -
     """Read a file or folder, or a built-in data set by its name."""
     if str(source) not in BUILT_IN or Path(source).exists():
         return load(source, target, **options)
-    loaded = BUILT_IN[str(source)]()
-    size = options.get("size")
-    if size is None or loaded.x.ndim != 4:
-        return loaded
-    x, notes = match_images(loaded.x, loaded.x.shape[1], *height_and_width(size))
-    return replace(loaded, x=x, notes=(*loaded.notes, *notes))
+    return sized(BUILT_IN[str(source)](), options.get("size"))
 
 
 def label_names(loaded: Loaded) -> list[str]:
@@ -37,9 +32,7 @@ def label_names(loaded: Loaded) -> list[str]:
             f"Class labels must be whole numbers or text, one a row; the target holds {loaded.y.dtype} shaped "
             f"{tuple(loaded.y.shape)}. For regression choose a loss such as 'gaussian_nll' under [objective]."
         )
-    if loaded.classes is not None:
-        return [loaded.classes[index] for index in loaded.y.tolist()]
-    return [str(value) for value in loaded.y.tolist()]
+    return [str(value) if loaded.classes is None else loaded.classes[value] for value in loaded.y.tolist()]
 
 
 def class_indices(loaded: Loaded, classes: Sequence[str]) -> Tensor:
@@ -342,7 +335,10 @@ class Preprocessing:
     def __call__(self, x: Tensor) -> Tensor:
         """Return inputs as members see them, float32, on their device."""
         self._check(x)
-        mean, std = self.scaling(x.device)
+        return self.scaled(x, *self.scaling(x.device))
+
+    def scaled(self, x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return inputs, float32, of mean 0 and standard deviation 1."""
         return ((x.float() / 255 if self.pixels else x.float()) - mean) / std
 
     def scaling(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
 """A finished run in, one file out that takes inputs as they are in data files: what training learned about them is inside."""
 
-from math import pi
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.data.files import Loaded
-from dissensus.data.tables import PERIODS, Category, Column, Date, LeftOut, Number, TableEncoder
-from dissensus.exporting import Exported, Precision, export
+from dissensus.data.tables import Date
+from dissensus.exporting import Exported, export
 from dissensus.recipes.alarms import load_calibration
 from dissensus.recipes.data import Preprocessing
 from dissensus.recipes.recipe import LoadedRun, rows_of_run
@@ -19,13 +18,7 @@ _EXAMPLES = 512
 
 
 def export_run(
-    run: LoadedRun,
-    folder: Path,
-    path: str | Path,
-    *,
-    precision: Precision = "fp32",
-    false_alarms: float | None = None,
-    member_outputs: bool = False,
+    run: LoadedRun, folder: Path, path: str | Path, *, false_alarms: float | None = None, **options: Any
 ) -> Exported:
     """Write a run as one file, with the alarm that was calibrated when it was trained; without, where it held no rows out.
 
@@ -34,7 +27,7 @@ def export_run(
     alarm's rate, where callers give no limit, is the run's by default; all else is as in `ds.export`.
     """
     calibration = load_calibration(folder, run, false_alarms)
-    inputs = RunInputs(run.preprocessing)
+    inputs, facts = RunInputs(run.preprocessing), run.preprocessing.to_json()
     # Rows that the file is compared on: held-out ones, where there are some.
     parts = (rows_of_run(run, folder, part) for part in ("calibration", "validation", "test", "train"))
     rows = next(rows for rows in parts if rows is not None)
@@ -45,22 +38,13 @@ def export_run(
         alarm=None if calibration is None else calibration.alarm,
         loss=run.recipe.likelihood.name,
         preprocess=inputs,
-        precision=precision,
-        member_outputs=member_outputs,
-        facts=_facts(run.preprocessing),
+        facts={
+            **{name: facts[name] for name in ("classes", "target", "shape", "columns")},
+            "pixels_divided_by": 255 if facts["pixels"] else None,
+            "standardised": {"mean": facts["mean"], "std": facts["std"]},
+        },
+        **options,
     )
-
-
-def _facts(preprocessing: Preprocessing) -> dict[str, Any]:
-    columns = None if preprocessing.columns is None else preprocessing.columns.to_json()
-    return {
-        "classes": preprocessing.classes,
-        "target": preprocessing.target,
-        "shape": preprocessing.shape,
-        "columns": columns,
-        "pixels_divided_by": 255 if preprocessing.pixels else None,
-        "standardised": {"mean": preprocessing.mean, "std": preprocessing.std},
-    }
 
 
 class RunInputs(nn.Module):
@@ -71,69 +55,19 @@ class RunInputs(nn.Module):
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         super().__init__()
-        self.pixels, self.columns = preprocessing.pixels, preprocessing.columns
-        self.table = None if self.columns is None else TableFeatures(self.columns)
+        self.preprocessing, self.columns = preprocessing, preprocessing.columns
         for name, values in zip(("mean", "std"), preprocessing.scaling(torch.device("cpu")), strict=True):
             self.register_buffer(name, values)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what members see, float32."""
-        x = x if self.table is None else self.table(x)
-        x = x.float() / 255 if self.pixels else x.float()
-        return (x - self.mean) / self.std
+        x = x if self.columns is None else self.columns.of_codes(x, torch)
+        return self.preprocessing.scaled(x, self.mean, self.std)
 
     def as_taken(self, rows: Loaded) -> Tensor:
         """Return what the file takes, of rows of a data file; the columns of built-in tables are numbers already."""
-        if self.columns is None or self.table is None or rows.table is None:
+        if self.columns is None or rows.table is None:
             return rows.x
-        return torch.from_numpy(self.columns.codes(rows.table)[0]).to(self.table.dtype)
-
-
-class TableFeatures(nn.Module):
-    """Features of a table's rows, `(rows, features)`, from one number a column: what `TableEncoder.encode` does, in torch.
-
-    Example:
-        >>> encoder = TableEncoder.fit({"age": [31, None, 46, 9], "town": ["Ulm", "Bonn", "Ulm", None]})
-        >>> TableFeatures(encoder)(torch.tensor([[20.0, 1.0], [torch.nan, -1.0]])).tolist()
-        [[20.0, 0.0, 0.0, 1.0, 0.0], [31.0, 1.0, 0.0, 0.0, 0.0]]
-    """
-
-    constants: Tensor
-    periods: Tensor
-
-    def __init__(self, encoder: TableEncoder) -> None:
-        super().__init__()
-        self.columns = [column for column in encoder.columns if not isinstance(column, LeftOut)]
+        codes = torch.from_numpy(self.columns.codes(rows.table)[0])
         # The hour of a date has no digits left in float32 days since 1970.
-        self.dtype = torch.float64 if any(isinstance(c, Date) for c in self.columns) else torch.float32
-        # As tensors: numbers in a traced program are float32, whatever they are used with.
-        constants = [(getattr(c, "fill", 0.0), getattr(c, "origin", 0.0)) for c in self.columns]
-        self.register_buffer("constants", torch.tensor(constants, dtype=self.dtype))
-        self.register_buffer("periods", torch.tensor(list(PERIODS.values()), dtype=self.dtype))
-
-    def forward(self, codes: Tensor) -> Tensor:
-        """Return the features, float32."""
-        parts = [
-            self._features(column, code, *constants)
-            for column, code, constants in zip(self.columns, codes.unbind(1), self.constants, strict=True)
-        ]
-        return torch.cat(parts, 1).float()
-
-    def _features(self, column: Column, code: Tensor, fill: Tensor, origin: Tensor) -> Tensor:
-        missing = code.isnan()
-        if isinstance(column, Category):
-            place = torch.where(missing, len(column.levels), code)
-            return (place[:, None] == torch.arange(len(column.features))).to(code.dtype)
-        assert isinstance(column, Number | Date)
-        filled = torch.where(missing, fill, code)
-        found = [filled] if isinstance(column, Number) else self._of_days(column, filled, origin)
-        return torch.stack([*found, missing.to(code.dtype)] if column.indicator else found, 1)
-
-    def _of_days(self, column: Date, days: Tensor, origin: Tensor) -> list[Tensor]:
-        found = [days - origin]
-        for part, period in zip(PERIODS, self.periods, strict=True):
-            if part in column.parts:
-                # Days of the week change at midnight.
-                angle = 2 * pi * ((days.floor() if part == "week" else days) % period / period)
-                found += [angle.sin(), angle.cos()]
-        return found
+        return codes if any(isinstance(column, Date) for column in self.columns.columns) else codes.float()

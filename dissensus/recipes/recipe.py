@@ -114,14 +114,12 @@ class Recipe:
     def from_tables(cls, tables: Mapping[str, Any], folder: str | Path = ".") -> "Recipe":
         """Make a recipe from nested dicts; paths in them are relative to `folder`."""
         _check_tables(tables, [field.name for field in fields(cls)])
-        training = dict(tables.get("training", {}))
-        schedule = choices.resolve_schedule(training.pop("schedule", "constant"))
         recipe = cls(
             data=DataSettings(**checked(DataSettings, tables["data"], "[data]")).resolved(Path(folder)),
             model=choices.resolve_model(tables["model"], Path(folder)),
             ensemble=_resolve_ensemble(tables.get("ensemble", {})),
             objective=choices.resolve_objective(tables.get("objective", {})),
-            training={**_resolve_training(training), "schedule": schedule},
+            training=_resolve_training(tables.get("training", {})),
             augment=choices.resolve_augment(tables.get("augment", {})),
             alarm=AlarmSettings(**checked(AlarmSettings, tables.get("alarm", {}), "[alarm]")),
         )
@@ -205,7 +203,10 @@ class Recipe:
             What `ds.fit` returns.
         """
         folder = Path(folder)
-        check_folder(folder, resume)
+        if not resume and any(CheckpointFolder(folder).exists(kind) for kind in ("last", ENSEMBLE)):
+            raise ValueError(
+                f"{folder} already holds a run. Go on with it (--resume, resume=True), or choose another folder."
+            )
         choices.check_import(self.model["name"], allow_import)
         sets = self.load_sets()
         recipe = self.settled(sets)
@@ -254,16 +255,15 @@ class Recipe:
 
     def _check_same(self, stored: "Recipe", folder: Path) -> None:
         """Refuse to go on with a run of another recipe."""
-        here, there = (tomllib.loads(recipe.to_toml()) for recipe in (self, stored))
-        for table in {**there, **here}:
-            ours, theirs = here.get(table, {}), there.get(table, {})
-            for key in {**theirs, **ours}:
-                one, other = theirs.get(key), ours.get(key)
-                if one != other and key not in _NOT_COMPARED:
-                    raise ValueError(
-                        f"The run in {folder} has another recipe: {key} in [{table}] is {one!r} there and {other!r} here. "
-                        "Give the same recipe, or choose another folder."
-                    )
+        tables = (tomllib.loads(recipe.to_toml()) for recipe in (self, stored))
+        here, there = ({(table, key): own[key] for table, own in each.items() for key in own} for each in tables)
+        for table, key in {**there, **here}:
+            one, other = there.get((table, key)), here.get((table, key))
+            if one != other and key not in _NOT_COMPARED:
+                raise ValueError(
+                    f"The run in {folder} has another recipe: {key} in [{table}] is {one!r} there and {other!r} here. "
+                    "Give the same recipe, or choose another folder."
+                )
 
 
 def _check_tables(tables: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -292,13 +292,13 @@ def _resolve_ensemble(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_training(table: Mapping[str, Any]) -> dict[str, Any]:
-    is_open = {
+    apart = {"schedule": choices.resolve_schedule(table.get("schedule", "constant"))} | {
         name: choices.AUTO
         for name in ("epochs", "batch_size", "checkpoint_every")
         if table.get(name, choices.AUTO) == choices.AUTO
     }
-    given = {name: value for name, value in table.items() if name not in is_open}
-    return checked(fit, given, "[training]", without=_NOT_TRAINING) | is_open
+    given = {name: value for name, value in table.items() if name not in apart}
+    return checked(fit, given, "[training]", without=_NOT_TRAINING) | apart
 
 
 class LoadedRun(NamedTuple):
@@ -323,14 +323,6 @@ class LoadedRun(NamedTuple):
         return outputs, torch.zeros_like(outputs)
 
 
-def check_folder(folder: Path, resume: bool) -> None:
-    """Refuse to train into a folder that holds a run, unless it is to go on."""
-    if not resume and any(CheckpointFolder(folder).exists(kind) for kind in ("last", ENSEMBLE)):
-        raise ValueError(
-            f"{folder} already holds a run. Go on with it (--resume, resume=True), or choose another folder."
-        )
-
-
 def is_finished(folder: Path) -> bool:
     """Whether a folder holds a run that was trained to its end."""
     return folder.is_dir() and CheckpointFolder(folder).exists(ENSEMBLE)
@@ -343,7 +335,7 @@ def started(folder: Path, recipe: str) -> Iterator[None]:
     An interruption is no failure: the run can still go on.
     """
     path = folder / RECIPE
-    before = path.read_text(encoding="utf-8") if path.exists() else None
+    before = path.read_bytes() if path.exists() else None
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         with only_writer(folder, ".recipe"):
@@ -421,7 +413,7 @@ def load_run(folder: str | Path, *, allow_import: bool = False) -> LoadedRun:
             f"There is no run in {folder}: it holds no {RECIPE}. Train one with: dissensus train RECIPE.toml"
         )
     recipe = Recipe.read(folder / RECIPE)
-    if not CheckpointFolder(folder).exists(ENSEMBLE):
+    if not is_finished(folder):
         raise ValueError(f"The run in {folder} has not finished. Go on with: dissensus train {folder} --resume")
     tensors, facts, problem = CheckpointFolder(folder).load(ENSEMBLE)
     if problem is not None:

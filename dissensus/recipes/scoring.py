@@ -2,9 +2,11 @@
 
 import csv
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,7 +20,7 @@ from dissensus.data.files import TABLE_ENDINGS, Loaded
 from dissensus.data.frames import table_parts
 from dissensus.data.tables import LeftOut, columns_of, texts_of
 from dissensus.predictions import predict
-from dissensus.recipes.alarms import Calibration, calibrated_columns
+from dissensus.recipes.alarms import Calibration, by_target, calibrated_columns
 from dissensus.recipes.data import label_names
 from dissensus.recipes.recipe import LoadedRun
 from dissensus.scores import REGRESSION_SCORES, all_scores
@@ -67,7 +69,8 @@ def score_file(
     and told. The output, .csv or .parquet, appears when it is whole. Columns named in `carry`, and those that identify rows, are
     copied into it. `progress` is called with rows done and the share of the file, `say` with what was assumed or changed.
     """
-    check_table_path(output)
+    if output.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"Scores are written as .csv or .parquet; got {output.name!r}.")
     if Path(source).exists() and output.exists() and output.samefile(source):
         raise ValueError(f"{output} is the input itself. Write to another file.")
     scored, flagged, say_once = Scored(), 0, cache(say)
@@ -110,10 +113,8 @@ def _keep_worst(scored: Scored, table: Table) -> None:
     by = next((name for name in ("total_entropy", "total_variance") if name in table), None)
     if by is None:
         return
-    names = table["file"] if "file" in table else table["row"]
-    worst = np.argsort(-table[by], kind="stable")[:5].tolist()
-    scored.worst += [(float(table[by][row]), names[row]) for row in worst]
-    scored.worst = sorted(scored.worst, key=lambda pair: -pair[0])[:5]
+    rows = zip(table[by].tolist(), table.get("file", table["row"]), strict=True)
+    scored.worst = nlargest(5, [*scored.worst, *rows], key=itemgetter(0))
 
 
 def parts_of(run: LoadedRun, source: str, carry: Sequence[str]) -> Iterator[Part]:
@@ -156,19 +157,16 @@ def _carried(frame: Any, carry: Sequence[str], target: str | None, kept: Any) ->
 
 def _part_of_loaded(run: LoadedRun, loaded: Loaded) -> Part:
     """Return data that was read whole; rows that hold NaN or infinity cannot be predicted."""
-    finite = torch.ones(len(loaded), dtype=torch.bool)
-    if loaded.x.is_floating_point():
-        finite = torch.isfinite(loaded.x).flatten(1).all(1)
+    finite = torch.isfinite(loaded.x).flatten(1).all(1)
     kept = finite.nonzero().flatten()
     rows = loaded.rows(kept)
     head: Table = {"row": kept.numpy()}
     if rows.names is not None:
         head["file"] = list(rows.names)
-    if rows.y is not None and rows.y.ndim == 1:
-        classes = run.preprocessing.classes is not None
-        head["label"] = label_names(rows) if classes else rows.y.numpy()
+    if rows.y is not None and rows.y.ndim == 1 and run.preprocessing.classes is not None:
+        head["label"] = label_names(rows)
     elif rows.y is not None:
-        head |= {f"label_{target}": own.numpy() for target, own in enumerate(rows.y.flatten(1).T)}
+        head |= by_target({"label": rows.y.reshape(len(rows), -1)})
     bad = (~finite).nonzero().flatten().tolist()
     return Part(head, rows.x, dict.fromkeys(bad, "its inputs hold NaN or infinity"), 1.0, loaded.notes)
 
@@ -198,20 +196,8 @@ def _of_outputs(run: LoadedRun, x: Tensor, outputs: Tensor, calibration: Calibra
     else:
         mean, scale = run.mean_and_scale(outputs)
         scores = {name: score(mean, scale, family=run.family) for name, score in REGRESSION_SCORES.items()}
-        named = {"prediction": mean.mean(0), "std": scores["total_variance"].sqrt(), **scores}
-        targets = mean.shape[-1]
-        columns = {
-            name if targets == 1 else f"{name}_{target}": values[:, target].cpu().numpy()
-            for target in range(targets)
-            for name, values in named.items()
-        }
+        columns = by_target({"prediction": mean.mean(0), "std": scores["total_variance"].sqrt(), **scores})
     return columns if calibration is None else columns | calibrated_columns(run, calibration, x, outputs, scores)
-
-
-def check_table_path(path: Path) -> None:
-    """Refuse a file name that says no format."""
-    if path.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"Scores are written as .csv or .parquet; got {path.name!r}.")
 
 
 @contextmanager
@@ -225,19 +211,16 @@ def table_writer(path: Path, ending: str) -> Iterator[Callable[[Table], None]]:
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
-    writer = None
+    with ExitStack() as stack:
+        writer = None
 
-    def write(table: Table) -> None:
-        nonlocal writer
-        rows = pyarrow.table(table, schema=None if writer is None else writer.schema)
-        writer = writer or ParquetWriter(path, rows.schema)
-        writer.write_table(rows)
+        def write(table: Table) -> None:
+            nonlocal writer
+            rows = pyarrow.table(table, schema=None if writer is None else writer.schema)
+            writer = writer or stack.enter_context(ParquetWriter(path, rows.schema))
+            writer.write_table(rows)
 
-    try:
         yield write
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 def _append(file: TextIO, table: Table) -> None:

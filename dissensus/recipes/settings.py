@@ -14,7 +14,7 @@ _PLURALS = {"a number": "numbers", "a whole number": "whole numbers", "text": "t
 _OTHER = object()
 
 
-def check_names(given: Iterable[str], known: Iterable[str], where: str) -> None:
+def check_names(given: Iterable[str], known: Iterable[str], where: str, what: str = "key") -> None:
     """Refuse a name that is not known, and say which one may have been meant.
 
     Example:
@@ -25,19 +25,15 @@ def check_names(given: Iterable[str], known: Iterable[str], where: str) -> None:
     known = list(known)
     for name in given:
         if name not in known:
-            raise ValueError(f"unknown key {name!r} in {where}; {_meant(name, known)}")
+            close = get_close_matches(str(name), known, n=1)
+            meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}."
+            raise ValueError(f"unknown {what} {name!r} in {where}; {meant}")
 
 
 def choose(table: Mapping[str, Any], name: Any, where: str) -> Any:
     """Return a table's entry, or say which there are."""
-    if name not in table:
-        raise ValueError(f"unknown name {name!r} in {where}; {_meant(str(name), list(table))}")
+    check_names([name], table, where, "name")
     return table[name]
-
-
-def _meant(name: str, known: Sequence[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}."
 
 
 def parameters(make: Callable[..., Any], without: Sequence[str] = ()) -> dict[str, inspect.Parameter]:

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from dissensus._files import replace_file
@@ -32,12 +32,9 @@ _BUSY = "Another process is training"
 
 def sweep_of(recipe: Path) -> dict[str, Any] | None:
     """Return the table `[sweep]` of a recipe; None where it has none."""
-    if not recipe.is_file():
-        return None
-    try:
+    with suppress(OSError, ValueError):  # reading the recipe itself says what is wrong
         return tomllib.loads(recipe.read_text(encoding="utf-8")).get("sweep")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return None  # reading the recipe itself says what is wrong
+    return None
 
 
 def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +74,7 @@ def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
     return arms
 
 
-def _arm(values: Mapping[str, str]) -> tuple[str, list[str]]:
+def _arm(values: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return an arm's name, which is also its folder's, and its changes."""
     name = "-".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
     return re.sub(r"[^\w=.-]", "_", name), [f"{key}={value}" for key, value in values.items()]
@@ -119,10 +116,9 @@ def _train_grid(
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / SWEEP, json.dumps(list(arms)))
     failed = []
-    for name, answer in (_with_ray if ray else _in_threads)(train, arms, jobs):
+    for (name, _), answer in (_with_ray if ray else _in_threads)(train, iter(arms.items()), jobs):
         say(f"{name}: {answer}")
-        if answer not in ("done", "is there already") and not answer.startswith(_BUSY):
-            failed.append(name)
+        failed += [] if is_finished(folder / name) or answer.startswith(_BUSY) else [name]
     return failed
 
 
@@ -137,28 +133,32 @@ def train_arm(recipe: Path, folder: Path, options: Sequence[str], name: str, cha
     return "done" if done.returncode == 0 else next((line for line in lines if _BUSY in line), lines[-1])
 
 
-def _in_threads(train: Callable[..., str], arms: Mapping[str, list[str]], jobs: int) -> Iterator[tuple[str, str]]:
+def _in_threads(train: Callable[..., str], arms: Iterator[Any], jobs: int) -> Iterator[tuple[Any, str]]:
+    """Yield each arm, a tuple of name, changes and whatever else, with its answer; then ask for the next one."""
     with ThreadPoolExecutor(jobs) as pool:
-        yield from zip(arms, pool.map(train, arms, arms.values()), strict=True)
+        waiting = {pool.submit(train, *arm[:2]): arm for arm in islice(arms, jobs)}
+        while waiting:
+            done = next(as_completed(waiting))
+            yield waiting.pop(done), done.result()
+            waiting |= {pool.submit(train, *arm[:2]): arm for arm in islice(arms, 1)}
 
 
-def _with_ray(train: "partial[str]", arms: Mapping[str, list[str]], jobs: int) -> Iterator[tuple[str, str]]:
-    ray = started_ray()
-    task = ray.remote(num_cpus=1, num_gpus=1 if ray.cluster_resources().get("GPU") else 0)(train_arm)
-    waiting = {task.remote(*train.args, name, changes): name for name, changes in arms.items()}
+def _with_ray(train: "partial[str]", arms: Iterator[Any], jobs: int) -> Iterator[tuple[Any, str]]:
+    ray, task = ray_task(train_arm)
+    waiting = {task.remote(*train.args, *arm): arm for arm in arms}
     while waiting:
         (done, *_), _ = ray.wait(list(waiting))
         yield waiting.pop(done), ray.get(done)
 
 
-def started_ray() -> Any:
-    """Return Ray, connected to the cluster that RAY_ADDRESS names, or to this machine."""
+def ray_task(function: Callable[..., Any]) -> tuple[Any, Any]:
+    """Return Ray, on the cluster that RAY_ADDRESS names or on this machine, and a function as its task: on a GPU, or else a CPU."""
     need("--ray", "ray", "ray")
     import ray
 
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
-    return ray
+    return ray, ray.remote(num_cpus=1, num_gpus=1 if ray.cluster_resources().get("GPU") else 0)(function)
 
 
 def _search(
@@ -168,33 +168,21 @@ def _search(
     settings, study = settings_of(sweep), _study(folder)
     from optuna.trial import TrialState
 
-    left = [(trial.number, trial.params) for trial in study.get_trials(states=[TrialState.RUNNING])]
-    asking, failed = Lock(), []
-
-    def next_arm() -> tuple[int, dict[str, Any]] | None:
-        with asking:
-            if left:
-                return left.pop(0)
-            if len(study.get_trials(deepcopy=False)) >= sweep["trials"]:
-                return None
+    def arms() -> Iterator[tuple[str, list[str], int]]:
+        for trial in study.get_trials(states=[TrialState.RUNNING]):  # left by a process that was stopped
+            yield *_arm(trial.params), trial.number
+        while len(study.get_trials(deepcopy=False)) < sweep["trials"]:
             trial = study.ask()
-            return trial.number, {key: _suggested(trial, key, values) for key, values in settings.items()}
+            yield *_arm({key: _suggested(trial, key, values) for key, values in settings.items()}), trial.number
 
-    def work(_: int) -> None:
-        while (arm := next_arm()) is not None:
-            number, values = arm
-            name, changes = _arm({key: v if isinstance(v, str) else json.dumps(v) for key, v in values.items()})
-            answer = train(name, changes)
-            if answer.startswith(_BUSY):
-                continue  # a process that shares the journal has it
-            value = _validation_loss(folder / name) if is_finished(folder / name) else None
-            with asking:
-                study.tell(number, value, state=None if value is not None else TrialState.FAIL)
-                say(f"{name}: {answer}" + ("" if value is None else f", validation loss {value:.4f}"))
-                failed.extend([name] if value is None else [])
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(work, range(jobs)))
+    failed = []
+    for (name, _, number), answer in _in_threads(train, arms(), jobs):
+        if answer.startswith(_BUSY):
+            continue  # a process that shares the journal has it
+        value = _validation_loss(folder / name) if is_finished(folder / name) else None
+        study.tell(number, value, state=TrialState.FAIL if value is None else None)
+        say(f"{name}: {answer}" + ("" if value is None else f", validation loss {value:.4f}"))
+        failed += [name] if value is None else []
     return failed
 
 

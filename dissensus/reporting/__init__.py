@@ -9,7 +9,7 @@ from dissensus._signatures import checked
 from dissensus.evaluation import Evaluation, Number
 from dissensus.evaluation.results import ID
 from dissensus.evaluation.tables import short, title_of, title_with_unit
-from dissensus.html import Headline, Section, write_page
+from dissensus.html import Headline, write_page
 from dissensus.reporting.diagnosis import Runs
 from dissensus.reporting.sections import TASKS, best_score, mean_auroc, sections_of, told_apart
 
@@ -51,7 +51,16 @@ def report(
     tasks = sorted({run.task for run in runs})
     if len(tasks) > 1:
         raise ValueError(f"A page shows evaluations of one task; got {', '.join(tasks)}. Write one page for each.")
-    return write_report(path, title or _title(runs), runs, _main_score(runs, score))
+    score, several = _main_score(runs, score), len(runs) > 1
+    return write_page(
+        path,
+        title or _title(runs),
+        sections_of(runs, score),
+        " ".join(_sentence(run, score, several=several) for run in runs),
+        subtitle=_subtitle(runs),
+        headlines=_headlines(runs, score),
+        remarks=[f"{run.name}: {remark}" if several else remark for run in runs for remark in run.remarks],
+    )
 
 
 def _named_apart(runs: Sequence[Evaluation]) -> list[Evaluation]:
@@ -76,20 +85,6 @@ def _main_score(runs: Sequence[Evaluation], asked: str | None) -> str:
         )
     usual = TASKS[runs[0].task].score
     return asked or (usual if usual in shared else shared[0])
-
-
-def write_report(path: Path | str, title: str, runs: Runs, score: str, *, first: Sequence[Section] = ()) -> Path:
-    """Write the page: sections of the caller's, then every section that there is data for."""
-    several = len(runs) > 1
-    return write_page(
-        path,
-        title,
-        [*first, *sections_of(runs, score)],
-        " ".join(_sentence(run, score, several=several) for run in runs),
-        subtitle=_subtitle(runs),
-        headlines=_headlines(runs, score),
-        remarks=[f"{run.name}: {remark}" if several else remark for run in runs for remark in run.remarks],
-    )
 
 
 def _title(runs: Runs) -> str:
