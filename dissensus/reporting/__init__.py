@@ -55,7 +55,7 @@ def report(
     return write_page(
         path,
         title or _title(runs),
-        sections_of(runs, score),
+        [*sections_of(runs, score)],
         " ".join(_sentence(run, score, several=several) for run in runs),
         subtitle=_subtitle(runs),
         headlines=_headlines(runs, score),
