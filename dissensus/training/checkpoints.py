@@ -210,21 +210,14 @@ def describe(value: Any) -> str:
     return described(value) or type(value).__qualname__
 
 
-def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Say what differs first between two descriptions; None if nothing does."""
-    for key in [*stored, *now]:
-        if stored.get(key) != now.get(key):
-            return f"{key} is {stored.get(key, 'absent')} there and {now.get(key, 'absent')} here"
-    return None
-
-
-def check_same_run(
-    facts: Mapping[str, Any], where: str, network: Mapping[str, str], settings: Mapping[str, Any]
-) -> None:
+def check_same_run(facts: Mapping[str, Any], where: str, identity: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a checkpoint of another network or of a run with other settings; `where` names it."""
-    if (difference := first_difference(facts["architecture"], network)) is not None:
-        raise CheckpointError(f"{where} is of another architecture: {difference}. Use the network it was made with.")
-    if (difference := first_difference(facts["settings"], settings)) is not None:
-        raise CheckpointError(
-            f"{where} belongs to a run with other settings: {difference}. Give the same settings, or choose another folder."
-        )
+    for what, refusal, advice in (
+        ("architecture", "is of another architecture", "Use the network it was made with."),
+        ("settings", "belongs to a run with other settings", "Give the same settings, or choose another folder."),
+    ):
+        stored, now = facts[what], identity[what]
+        for key in [*stored, *now]:
+            if stored.get(key) != now.get(key):
+                difference = f"{key} is {stored.get(key, 'absent')} there and {now.get(key, 'absent')} here"
+                raise CheckpointError(f"{where} {refusal}: {difference}. {advice}")

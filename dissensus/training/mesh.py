@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -26,10 +27,10 @@ from dissensus.objectives import Objective, Step
 from dissensus.objectives.objective import OutputObjective
 from dissensus.randomness import fold
 from dissensus.training.state import TrainState
-from dissensus.training.step import Begun, TrainStep
+from dissensus.training.step import Begun, Gradients, TrainStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from dissensus.members import Members
 
@@ -98,7 +99,7 @@ class Mesh:
             dist.all_reduce(gradient, group=self.group("data"))
         return gradient
 
-    def share(self, tensors: "Mapping[str, Tensor]", members: "Members") -> None:
+    def share(self, tensors: Mapping[str, Tensor], members: "Members") -> None:
         """Give every process all members' rows of what a state holds, in place."""
         group = self.group("members")
         for name, tensor in tensors.items():
@@ -108,7 +109,7 @@ class Mesh:
                 dist.broadcast(part, src=dist.get_global_rank(group, rank), group=group)
                 tensor[rows] = part
 
-    def block(self, tensors: "Mapping[str, Tensor]", members: "Members") -> dict[str, Tensor]:
+    def block(self, tensors: Mapping[str, Tensor], members: "Members") -> dict[str, Tensor]:
         """Return this process's part of a checkpoint: its members' rows, and in the first part what belongs to all."""
         rows = self.rows(members.num_trained)
         found = {}
@@ -238,16 +239,6 @@ class MeshStep(TrainStep):
         self.asks_others = self.mesh.members > 1 and needs == "means"
         self.batch_is_cut = self.mesh.data > 1
 
-    def __call__(self, state: TrainState, size: int, *, advance: bool = True) -> None:
-        """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
-        begun = self._begin(state, size)
-        outputs, leaves, rows = self.forward(state, size, begun)
-        gradient = self.judge(state, size, self.exchange(outputs, size), begun)
-        gradients = self.backward(outputs, leaves, gradient)
-        self.descend(state, list(map(self.mesh.sum_over_data, gradients)), rows)
-        if advance:
-            self._advance(state)
-
     def _begin(self, state: TrainState, size: int) -> Begun:
         """Return the step, this process's part of the inputs, all targets, and the members that this process trains."""
         step, x, y, rows = super()._begin(state, size)
@@ -266,16 +257,23 @@ class MeshStep(TrainStep):
         judged = self.mesh.whole_batch(outputs.detach(), size)
         return self.mesh.all_members(judged, self.members.num_trained) if self.compares else judged
 
-    def judge(self, state: TrainState, size: int, outputs: Tensor, begun: Begun | None = None) -> Tensor:
+    def _judged(self, state: TrainState, outputs: Tensor, step: Step, y: Tensor, rows: Tensor | None) -> Tensor:
         """Log the parts of the objective on exchanged outputs; return its gradient with respect to this process's own."""
-        step, x, y, rows = begun or self._begin(state, size)
-        mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(size)
+        mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(y.shape[step.own])
         if self.mesh.members > 1 and not self.compares:
             step = replace(step, others=OtherProcesses(self.members.num_trained, mine, self.mesh.group("members")))
             if step.own:
                 y, step.weights = y[mine], None if step.weights is None else step.weights[mine]
-        gradient = super().judge(state, size, outputs, (step, x, y, None if self.compares else rows))
+        gradient = super()._judged(state, outputs, step, y, None if self.compares else rows)
         return gradient[mine, part] if self.compares else gradient[:, part]
+
+    def _gradients(
+        self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any, y: Tensor
+    ) -> tuple[Gradients, Mapping[str, Tensor]]:
+        """Return the gradients of the objective on the whole batch; its parts are logged already."""
+        outputs = self._outputs(state, leaves, rows, step, x)
+        gradient = self._judged(state, self.exchange(outputs, y.shape[step.own]), step, y, rows)
+        return list(map(self.mesh.sum_over_data, self.backward(outputs, leaves, gradient))), {}
 
     def backward(self, outputs: Tensor, leaves: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of the leaves, for this part of the batch, from that of the outputs."""

@@ -117,11 +117,8 @@ class TrainStep:
             self.descend(state, gradients, rows)
             self._log(state, parts, rows)
             if advance:
-                self._advance(state)
-
-    def _advance(self, state: TrainState) -> None:
-        state.index.add_(1)
-        state.data["position"].add_(1)
+                state.index.add_(1)
+                state.data["position"].add_(1)
 
     def _begin(self, state: TrainState, size: int) -> Begun:
         """Return the step, its batch, and the members it trains."""
@@ -235,31 +232,32 @@ class TrainStep:
         share = share.to(block.flat.dtype)
         if share.ndim == 0:
             return share
-        if not block.stacked:
-            assert block.members is not None
-            return share[list(block.members)][:, None]
-        return (share if rows is None else share[rows])[:, None]
+        return (share[rows] if block.stacked and rows is not None else share[block.owners])[:, None]
 
-    def forward(
-        self, state: TrainState, size: int, begun: Begun | None = None
-    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    def forward(self, state: TrainState, size: int) -> tuple[Tensor, list[Tensor], Tensor | None]:
         """Return the members' outputs for the step's batch, with their graph, the leaves they depend on, and which members they are of."""
-        step, x, _, rows = begun or self._begin(state, size)
+        step, x, _, rows = self._begin(state, size)
         leaves = self._leaves(state, rows)
+        return self._outputs(state, leaves, rows, step, x), leaves, rows
+
+    def _outputs(self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any) -> Tensor:
         view = self._view(state, leaves, rows, step)
         with self._precision(x.device):
             outputs = view.each(x) if step.own else view(x)
         self._keep_buffers(state, rows, view)
-        return outputs, leaves, rows
+        return outputs
 
     def exchange(self, outputs: Tensor, size: int) -> Tensor:
         """Return the outputs that are judged from those that `forward` gave."""
         return outputs
 
-    def judge(self, state: TrainState, size: int, outputs: Tensor, begun: Begun | None = None) -> Tensor:
+    def judge(self, state: TrainState, size: int, outputs: Tensor) -> Tensor:
         """Log the parts of the objective on these outputs; return its gradient with respect to them."""
+        step, _, y, rows = self._begin(state, size)
+        return self._judged(state, outputs, step, y, rows)
+
+    def _judged(self, state: TrainState, outputs: Tensor, step: Step, y: Tensor, rows: Tensor | None) -> Tensor:
         assert isinstance(self.objective, OutputObjective)
-        step, _, y, rows = begun or self._begin(state, size)
         outputs = outputs.detach().requires_grad_()
         with self._precision(outputs.device):
             loss, parts = self.objective.on_outputs(outputs, y, step)
@@ -299,20 +297,14 @@ class TrainStep:
     def _within_norm(self, gradients: Gradients, limit: float, rows: Tensor | None) -> Gradients:
         count = self.members.num_trained if rows is None or not self.blocks[0].stacked else len(rows)
         squares = torch.zeros(count, dtype=torch.float32, device=self.blocks[0].flat.device)
-        # Whose norm each row of a block is part of.
-        places = [
-            torch.arange(count, device=squares.device)
-            if block.stacked
-            else torch.tensor(block.members, device=squares.device)
-            for block in self.blocks
-        ]
-        for place, gradient in zip(places, gradients, strict=True):
+        pairs = list(zip(gradients, (block.owners for block in self.blocks), strict=True))
+        for gradient, owners in pairs:
             if gradient is not None:
-                squares = squares.index_add(0, place, gradient.float().square().sum(1))
+                squares[owners] += gradient.float().square().sum(1)
         scale = (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0)
         return [
-            None if gradient is None else gradient * scale[place][:, None].to(gradient.dtype)
-            for gradient, place in zip(gradients, places, strict=True)
+            None if gradient is None else gradient * scale[owners][:, None].to(gradient.dtype)
+            for gradient, owners in pairs
         ]
 
     def _log(self, state: TrainState, parts: Mapping[str, Tensor], rows: Tensor | None) -> None:
@@ -414,6 +406,14 @@ class Block:
     def padding(self) -> int:
         """Number of columns at the end that belong to no parameter."""
         return -sum(self.sizes) % ALIGNMENT
+
+    @property
+    def owners(self) -> slice:
+        """The members that rows belong to: all, or one whose parameters are a block of their own."""
+        if self.stacked:
+            return slice(None)
+        assert self.members is not None
+        return slice(self.members[0], self.members[0] + 1)
 
     def rows_of(self, members: Collection[int]) -> list[int]:
         """Return the rows of these members, by their places in the ensemble."""

@@ -41,29 +41,16 @@ class DivergedError(RuntimeError):
     """A member's loss is no longer a finite number."""
 
 
-def _epoch_or_steps(name: str, value: Any) -> Literal["epoch"] | int:
-    return "epoch" if value == "epoch" else whole_number(name, value, 1, tail=" or 'epoch'")
-
-
-def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    return lambda name, value: None if value is None else check(name, value)
-
-
+_positive = partial(whole_number, least=1)
+# What a number must be where there is one.
 _NUMBERS: Mapping[str, Callable[[str, Any], Any]] = {
-    "seed": whole_number,
-    "epochs": partial(whole_number, least=1),
-    "batch_size": _or_none(partial(whole_number, least=1)),
+    **dict.fromkeys(("epochs", "batch_size", "checkpoint_every", "patience"), _positive),
+    **dict.fromkeys(("concurrent_members", "accumulate"), _positive),
+    **dict.fromkeys(("lr", "weight_decay"), real_numbers),
+    **dict.fromkeys(("clip_norm", "clip_value"), partial(real_number, above=True)),
     "workers": partial(whole_number, least=0),
-    "checkpoint_every": partial(whole_number, least=1),
-    "patience": _or_none(partial(whole_number, least=1)),
-    "concurrent_members": _or_none(partial(whole_number, least=1)),
-    "check_every": _epoch_or_steps,
-    "lr": real_numbers,
-    "weight_decay": _or_none(real_numbers),
-    "clip_norm": _or_none(partial(real_number, above=True)),
-    "clip_value": _or_none(partial(real_number, above=True)),
-    "accumulate": partial(whole_number, least=1),
-    "ema": _or_none(partial(real_number, below=1.0)),
+    "check_every": partial(whole_number, least=1, tail=" or 'epoch'"),
+    "ema": partial(real_number, below=1.0),
 }
 # What processes that train together do not do, and how it is left out.
 _OFF_ON_MESH = {"accumulate": 1, "concurrent_members": None, "ema": None, "per_member": False}
@@ -107,7 +94,8 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse what means nothing; numbers of any origin become Python's own."""
         for name, check in _NUMBERS.items():
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+            if not isinstance(value := getattr(self, name), str | None):
+                object.__setattr__(self, name, check(name, value))
         if self.select is None and (self.per_member or self.patience is not None):
             object.__setattr__(self, "select", "validation_loss" if self.per_member else "ensemble_loss")
         alone = [f"`{name}`" for name, off in _OFF_ON_MESH.items() if getattr(self, name) != off]
@@ -184,8 +172,9 @@ class Trainer:
         self.streams, self.validation, self.settings = streams, validation, settings
         self.result = Run(members)
         self.first_ids = members.member_ids
-        self.watch = Watch(settings.select or "ensemble_loss")
-        self.watches = [Watch(self.watch.name) for _ in self.first_ids] if settings.per_member else []
+        # What is selected by: one column for all, or each member's own.
+        count = len(self.first_ids) if settings.per_member else 1
+        self.watches = [Watch(settings.select or "ensemble_loss") for _ in range(count)]
         self.plateau = Watch("ensemble_loss")
         self.folder = None if settings.checkpoint_dir is None else CheckpointFolder(settings.checkpoint_dir)
         self.good: dict[str, Tensor] | None = None
@@ -469,7 +458,7 @@ class Trainer:
             self.step.make_sum(self.state, name, total[keep].shape if total.ndim else ())
         self.state.carry_over(old_state, old_blocks, keep)
         # The best so far was the best of other members too: the search begins again.
-        self.good, self.watch = None, Watch(self.watch.name)
+        self.good, self.watches = None, [Watch(self.watches[0].name)]
 
     def _swap_averages(self) -> None:
         """Exchange the parameters and their averages, where these are kept."""
@@ -488,38 +477,41 @@ class Trainer:
                 self.plateau.stale = 0
         if settings.select is None:
             return
-        if settings.per_member:
-            self._select_members(per_member[settings.select])
-        elif self.watch.see(values[settings.select], self.result.step):
-            self.result.best, self.result.best_step = self.watch.best, self.watch.best_step
-            self.good = copies_of(self.state.weights())
-            if self.folder is not None:
-                self._save("best", self.good)
-        elif settings.patience is not None and self.watch.stale >= settings.patience:
-            self.result.stopped_early = True
-
-    def _select_members(self, values: Sequence[float]) -> None:
-        """Keep each member as it is at its best; the rate of one whose patience has run out becomes zero."""
+        found = per_member[settings.select] if settings.per_member else [values[settings.select]]
+        better = [
+            place
+            for place, (watch, value) in enumerate(zip(self.watches, found, strict=True))
+            if not self._has_stopped(watch) and watch.see(value, self.result.step)
+        ]
         now = self.state.weights()
-        self.good = self.good or copies_of(now)
-        for place, (watch, value) in enumerate(zip(self.watches, values, strict=True)):
-            if not self._has_stopped(watch) and watch.see(value, self.result.step):
+        if self.good is None or (better and not settings.per_member):
+            self.good = copies_of(now)
+        elif settings.per_member:
+            for place in better:
                 self._copy_member(place, now, self.good)
         self._leave_stopped()
-        steps = [watch.best_step or 0 for watch in self.watches]
-        self.result.best_steps = dict(zip(self.first_ids, steps, strict=True))
-        self.result.best = mean_of([watch.best or 0.0 for watch in self.watches])
+        self._note_best()
         self.result.stopped_early = all(map(self._has_stopped, self.watches))
-        if self.folder is not None:
+        if self.folder is not None and better:
             self._save("best", self.good)
+
+    def _note_best(self) -> None:
+        result, steps = self.result, [watch.best_step for watch in self.watches]
+        if None in steps:
+            return
+        result.best = mean_of([watch.best or 0.0 for watch in self.watches])
+        if self.settings.per_member:
+            result.best_steps = dict(zip(self.first_ids, steps, strict=True))
+        else:
+            result.best_step = steps[0]
 
     def _has_stopped(self, watch: Watch) -> bool:
         return self.settings.patience is not None and watch.stale >= self.settings.patience
 
     def _leave_stopped(self) -> None:
-        """Have members that stopped be what they were at their best; buffers would go on with every pass."""
+        """Have members that stopped be what they were at their best, at a rate of zero; buffers would go on with every pass."""
         for place, watch in enumerate(self.watches):
-            if not self._has_stopped(watch):
+            if not self.settings.per_member or not self._has_stopped(watch):
                 continue
             assert self.good is not None
             self._copy_member(place, self.good, self.state.weights())
@@ -548,13 +540,11 @@ class Trainer:
         if mesh is not None:
             tensors = mesh.block(tensors, self.members)
         facts = {
-            "settings": self.identity,
-            "architecture": self.architecture,
+            **self.identity,
             "members": list(self.members.member_ids),
             **{name: getattr(self.result, name) for name in _KEPT},
             "decisions": self.members.all_decisions(),
             "shapes": self.shapes,
-            "watch": asdict(self.watch),
             "watches": [asdict(watch) for watch in self.watches],
             "plateau": asdict(self.plateau),
             "history": self.result.history.rows,
@@ -574,8 +564,8 @@ class Trainer:
     def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         assert self.folder is not None
         # Of the network as it came: a backbone may change something in a pass, and hashing it takes time.
-        self.architecture = architecture(self.members)
-        self.identity = fingerprint(self.settings, self.objective, self.feed, self.streams, self.validation)
+        settings = fingerprint(self.settings, self.objective, self.feed, self.streams, self.validation)
+        self.identity = {"architecture": architecture(self.members), "settings": settings}
         if not self.folder.exists("last"):
             return None
         if not self.settings.resume:
@@ -596,7 +586,7 @@ class Trainer:
             keep = [self.first_ids.index(member) for member in facts["members"]]
             self.members.keep_members(keep)
             self.feed.keep_members(keep)
-        check_same_run(facts, where, self.architecture, self.identity)
+        check_same_run(facts, where, self.identity)
         return tensors, facts
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -618,8 +608,7 @@ class Trainer:
         self.checked_step = max((int(row["step"]) for row in facts["history"]), default=0)
         for name in _KEPT:
             setattr(result, name, facts[name])
-        self.members.decide_as(facts.get("decisions", {}))
-        self.shapes = facts.get("shapes", [""])
-        self.watch, self.plateau = Watch(**facts["watch"]), Watch(**facts["plateau"])
+        self.members.decide_as(facts["decisions"])
+        self.shapes, self.plateau = facts["shapes"], Watch(**facts["plateau"])
         self.watches = [Watch(**watch) for watch in facts["watches"]]
-        result.best, result.best_step = self.watch.best, self.watch.best_step
+        self._note_best()
