@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -313,9 +314,14 @@ def _write(graph: _Graph, example: Any, limit: Tensor | None, path: Path, facts:
         if path.suffix == ".pt2":
             torch.export.save(program, path, extra_files={name: json.dumps(fact) for name, fact in facts.items()})
             return
+        from onnx_ir.passes.common import ClearMetadataAndDocStringPass, DeduplicateInitializersPass
+
         outputs = list(graph(**arguments))
         traced = torch.onnx.export(program, input_names=names, output_names=outputs, dynamo=True, verbose=False)
     assert traced is not None
+    # Members that share weights were traced with copies of them; notes about nodes name files of the machine that exported.
+    for tidy in (DeduplicateInitializersPass(size_limit=sys.maxsize), ClearMetadataAndDocStringPass()):
+        tidy(traced.model)
     defaults = {} if limit is None else {"limit": limit.numpy()}
     path.write_bytes(finish(traced.model_proto, defaults, facts, int8))
 

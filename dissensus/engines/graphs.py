@@ -187,15 +187,10 @@ class _Graph(Generic[Result]):
 
 
 class _Watch(TorchDispatchMode):
-    """Looks for operations that a capture would freeze or cannot hold.
+    """Looks for operations that a capture would freeze or cannot hold."""
 
-    Attributes:
-        found: What the first such operation does; None if there is none.
-        computes: Whether there is any operation but views, which are not worth a capture: it would be empty.
-    """
-
-    found: str | None = None
-    computes: bool = False
+    found: str | None = None  # what the first such operation does
+    computes: bool = False  # whether there is any but views, which are not worth a capture: it would be empty
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from dissensus._signatures import whole_number
 from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
-from dissensus.engines.watching import kept_as_is, look_at
+from dissensus.engines.watching import Attributes, look_at
 from dissensus.members.members import Keys, Members, under
 from dissensus.members.stacking import Tensors, check_nets, has_layer, keep_weights_apart, quiet_weights
 from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, put_layer, rewind_dropout
@@ -124,7 +124,7 @@ class SharedMembers(Members):
     def _probe(self, tensors: Tensors, x: Batch, owners: Tensor, keys: Keys) -> bool:
         """Whether the network draws random numbers that are not a dropout layer's."""
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
+        with seeded(0, alone=True), Attributes(self.parts()), torch.no_grad():
             return bool(look_at(lambda: self._run_net(copies, x.detach(), owners, keys))[0])
 
     def all_members(self, device: torch.device) -> Tensor:

@@ -41,7 +41,7 @@ class CheckpointFolder:
 
     def exists(self, kind: str = "last") -> bool:
         """Whether there is a checkpoint of this kind, whole or not."""
-        return bool(self._paths(kind)) or self._old(kind)
+        return bool(self._paths(kind))
 
     def save(
         self,
@@ -85,10 +85,6 @@ class CheckpointFolder:
                 return tensors, facts, " ".join(problems) or None
             except CheckpointError as problem:
                 problems.append(str(problem))
-        if self._old(kind):
-            problems.append(
-                "It was written by an earlier version of dissensus, whose checkpoints this one does not read."
-            )
         raise CheckpointError(
             f"No usable checkpoint in {self.folder}: {' '.join(problems) or 'there is none.'} "
             "To start again, move or delete the folder."
@@ -101,23 +97,10 @@ class CheckpointFolder:
     def _clear(self, kind: str, newest: str) -> None:
         """Remove all but two checkpoints, and blocks that belong to none; another process may write the next ones already."""
         kept = [path.stem for path in self._paths(kind)[:2]]
-        for old in self._paths(kind)[2:]:
-            old.unlink(missing_ok=True)
-        for block in self.folder.glob(f"{kind}-*.safetensors"):
-            name = re.sub(r"-\d+-of-\d+$", "", block.stem)
+        for path in (*self._paths(kind), *self.folder.glob(f"{kind}-*.safetensors")):
+            name = re.sub(r"-\d+-of-\d+$", "", path.stem)
             if name not in kept and name < newest:
-                block.unlink(missing_ok=True)
-
-    def _old(self, kind: str) -> bool:
-        """Whether there is a checkpoint of an earlier format: a list of them, or one file with its digest in the header."""
-        heads = (_start(path) for path in self.folder.glob(f"{kind}-*.safetensors"))
-        digest = b'{"__metadata__":{"sha256"'
-        return (self.folder / f"{kind}.json").exists() or any(head.startswith(digest) for head in heads)
-
-
-def _start(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(64)[8:]
+                path.unlink(missing_ok=True)
 
 
 def _block(name: str, place: int, count: int) -> str:

@@ -76,19 +76,15 @@ def single_member_step(train_step: TrainStep) -> TrainStep:
 
 
 class Replay:
-    """A traced step: its programs, bound to the tensors of one state, and run again and again.
-
-    Attributes:
-        programs: Programs by name: `step`, or `forward`, `judge` and `backward`, and `update` where gradients are exchanged.
-        units: The tensors of each run of a program: every member's, or those of all in one.
-        counters: How much the step adds to BatchNorm's counters, by place in the state, where that was taken out of the programs.
-    """
+    """A traced step: its programs, bound to the tensors of one state, and run again and again."""
 
     def __init__(self, train_step: TrainStep, state: TrainState, size: int) -> None:
         self.form = form_of(train_step, state)
         self.train_step, self.state, self.size = train_step, state, size
         self.apart = self.form in ("by member", "in parts")
+        # `step`, or `forward`, `judge` and `backward`, and `update` where gradients are exchanged.
         self.programs: dict[str, Any] = {}
+        # How much the step adds to BatchNorm's counters, by place in the state, where that was taken out of the programs.
         self.counters: dict[str, int] = {}
         if self.apart:
             self._trace(single_member_step(train_step), state.row(0, train_step.feed.own))
@@ -152,7 +148,7 @@ class Replay:
             self.programs["update"] = trace(update, [*given.leaves(), *gradients], modules)
 
     def bind(self) -> None:
-        """Look up the tensors that programs run on; again where the state has others, such as another batch."""
+        """Look up the tensors of each run of a program, every member's or all; again where the state has others, such as a batch."""
         own, members = self.train_step.feed.own, range(self.train_step.members.num_trained)
         self.tensors = self.state.leaves()
         self.units = [self.state.row(index, own).leaves() for index in members] if self.apart else [self.tensors]
@@ -230,8 +226,8 @@ class GraphReplay(Replay):
         self.streams = [torch.cuda.Stream() for _ in range(at_once)]
         self.pace = Pace(train_step.total_steps)
         self.steps, self.side = 0, torch.cuda.Stream()
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.several: torch.cuda.CUDAGraph | None = None
+        # By how many steps they take.
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def take(self, state: TrainState, limit: int) -> int:
         """Take one step, or a graph of several once steps turned out to be short."""
@@ -241,15 +237,11 @@ class GraphReplay(Replay):
         if self.steps < WARM_UP_STEPS:
             self._warm_up()
             return 1
-        if self.graph is None:
-            self.graph = self._capture(1)
-        if limit < AT_ONCE or not self.pace.short():
-            self.graph.replay()
-            return 1
-        if self.several is None:
-            self.several = self._capture(AT_ONCE)
-        self.several.replay()
-        return AT_ONCE
+        steps = AT_ONCE if limit >= AT_ONCE and self.pace.short() else 1
+        if steps not in self.graphs:
+            self.graphs[steps] = self._capture(steps)
+        self.graphs[steps].replay()
+        return steps
 
     def _warm_up(self) -> None:
         """Take one step, members in turn, as capturing wants it: on a stream that is not the default one."""

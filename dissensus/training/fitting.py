@@ -1,7 +1,7 @@
 """`fit`: what users hand over, checked and made into batches, and trained on by the only loop."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -163,12 +163,10 @@ def check_smallest_batch(members: Members, smallest: int | None, accumulate: int
     def look(_: Any, given: tuple[Tensor, ...]) -> None:
         values.append(given[0].shape[2:].numel())
 
-    hooks = [module.register_forward_pre_hook(look) for module in norms]
-    try:
+    with ExitStack() as hooks:
+        for module in norms:
+            hooks.enter_context(module.register_forward_pre_hook(look))
         _outputs(members, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
     if 1 in values:
         raise ValueError(
             "The last batch of an epoch has one example, and BatchNorm layers need two or more. Pass last_batch='drop' (to a "

@@ -73,24 +73,30 @@ class Mesh:
         start = rank * each + min(rank, more)
         return slice(start, start + each + (rank < more))
 
-    def part(self, size: int) -> slice:
-        """Return this process's part of a batch."""
-        each = -(-size // self.data)
-        return slice(min(size, self.data_rank * each), min(size, (self.data_rank + 1) * each))
+    def part(self, size: int, rank: int | None = None) -> slice:
+        """Return a process's part of a batch."""
+        rank, each = self.data_rank if rank is None else rank, -(-size // self.data)
+        return slice(min(size, rank * each), min(size, (rank + 1) * each))
 
     def whole_batch(self, outputs: Tensor, size: int) -> Tensor:
         """Return this process's members' outputs for the whole batch from those for its part."""
-        if self.data == 1:
-            return outputs
-        return torch.cat(_all_gather(outputs, self.group("data"), self.data, 1, -(-size // self.data)), dim=1)[:, :size]
+        return self._joined(outputs, 1, "data", [self.part(size, rank) for rank in range(self.data)])
 
     def all_members(self, outputs: Tensor, count: int) -> Tensor:
         """Return all members' outputs from those of this process's."""
-        if self.members == 1:
-            return outputs
-        parts = _all_gather(outputs, self.group("members"), self.members, 0, -(-count // self.members))
-        sizes = [self.rows(count, rank) for rank in range(self.members)]
-        return torch.cat([part[: rows.stop - rows.start] for part, rows in zip(parts, sizes, strict=True)])
+        return self._joined(outputs, 0, "members", [self.rows(count, rank) for rank in range(self.members)])
+
+    def _joined(self, own: Tensor, axis: int, along: str, places: list[slice]) -> Tensor:
+        """Return the whole, of which each process has one of these places on an axis."""
+        if len(places) == 1:
+            return own
+        lengths = [place.stop - place.start for place in places]
+        # What is gathered must be of one size.
+        missing = own.new_zeros([*own.shape[:axis], max(lengths) - own.shape[axis], *own.shape[axis + 1 :]])
+        filled = torch.cat([own, missing], dim=axis)
+        parts = [torch.empty_like(filled) for _ in places]
+        dist.all_gather(parts, filled, group=self.group(along))
+        return torch.cat([part.narrow(axis, 0, length) for part, length in zip(parts, lengths, strict=True)], dim=axis)
 
     def sum_over_data(self, gradient: Tensor) -> Tensor:
         """Return the sum of a gradient over the parts of the batch."""
@@ -125,8 +131,9 @@ class Mesh:
 
     def collect(self, digest: str) -> list[str]:
         """Return the digests of all processes along members, once all have one."""
-        own = torch.tensor([*bytes.fromhex(digest)], dtype=torch.uint8, device=self._mesh.device_type)
-        return [bytes(part.tolist()).hex() for part in _all_gather(own, self.group("members"), self.members)]
+        digests = [digest] * self.members
+        dist.all_gather_object(digests, digest, group=self.group("members"))
+        return digests
 
     def wait(self) -> None:
         """Wait until all processes are here."""
@@ -172,16 +179,6 @@ class _Total(torch.autograd.Function):
 def _by_member(name: str, tensor: Tensor, members: "Members") -> bool:
     """Whether the first axis of what a state holds under this name is the member."""
     return tensor.ndim > 0 and name.removeprefix("buffers.") not in members.shared_buffers
-
-
-def _all_gather(tensor: Tensor, group: Any, size: int, axis: int = 0, length: int | None = None) -> list[Tensor]:
-    """Return the tensors of all processes, filled up with zeros to a length: they must be of one size."""
-    shape = [*tensor.shape]
-    shape[axis] = 0 if length is None else length - shape[axis]
-    tensor = (torch.cat([tensor, tensor.new_zeros(shape)], dim=axis) if shape[axis] else tensor).contiguous()
-    parts = [torch.empty_like(tensor) for _ in range(size)]
-    dist.all_gather(parts, tensor, group=group)
-    return parts
 
 
 def mesh_of(shape: tuple[int, int] | None) -> Mesh | None:
@@ -344,13 +341,7 @@ PATIENCE = timedelta(seconds=60)
 
 @contextmanager
 def together(mesh: str | None) -> "Iterator[tuple[int, int] | None]":
-    """Join the processes that `torchrun` started, if it did; gives the mesh, `MxD` or all of them along members.
-
-    Example:
-        >>> with together(None) as mesh:  # not under torchrun
-        ...     print(mesh)
-        None
-    """
+    """Join the processes that `torchrun` started, if it did; gives the mesh, `MxD` or all of them along members."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if mesh is None and size == 1:
         yield None

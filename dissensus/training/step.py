@@ -382,19 +382,12 @@ class Block:
     """Parameters of one dtype that share their rows: `flat` is `(rows, columns)`, each parameter a range of columns.
 
     Weights of 2-D convolutions lie in channels-last order, in which GPUs convolve fastest; it is an order of memory only.
-
-    Attributes:
-        names: Registered names of the parameters, in column order.
-        shapes: Shape of each one's row.
-        stacked: Whether a parameter's first axis is the row; if not there is one row, the whole parameter.
-        members: Which member each row belongs to; None where members share the row.
-        flat: The values.
     """
 
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    stacked: bool
-    members: tuple[int, ...] | None
+    names: tuple[str, ...]  # registered ones, in column order
+    shapes: tuple[torch.Size, ...]  # of each parameter's row
+    stacked: bool  # whether a parameter's first axis is the row; if not there is one row, the whole parameter
+    members: tuple[int, ...] | None  # which member each row belongs to; None where members share the row
     flat: Tensor
 
     @property
@@ -442,17 +435,10 @@ Slots = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Given:
-    """What a step gives a rule, for each row that it updates.
-
-    Attributes:
-        gradient: `(rows, columns)`.
-        count: Number of the step, from 1, `(rows, 1)`.
-        lr: Learning rate, `(rows, 1)` or `(rows, columns)`.
-        decay: Decay of the values, likewise; None for none.
-    """
+    """What a step gives a rule for each row that it updates: `(rows, columns)`, or `(rows, 1)`."""
 
     gradient: Tensor
-    count: Tensor
+    count: Tensor  # number of the step, from 1
     lr: Tensor
     decay: Tensor | None
 
