@@ -114,24 +114,24 @@ class Replay:
             raise NotTraceableError("SyncBatchNorm asks other processes in the middle of a pass")
 
         def forward(*tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
-            return one.forward(given.with_leaves(tensors), size)[:2]
+            begun = one.begin(given.with_leaves(tensors), size)
+            return one.outputs(begun), begun.leaves
 
         def step(*tensors: Tensor) -> tuple[Tensor | None, ...]:
-            now = given.with_leaves(tensors[:-1])
-            outputs, leaves, rows = one.forward(now, size)
-            gradients = one.backward(outputs, leaves, tensors[-1])
+            begun = one.begin(given.with_leaves(tensors[:-1]), size)
+            outputs = one.outputs(begun)
+            gradients = one.backward(outputs, begun.leaves, tensors[-1])
             if whole.batch_is_cut:
                 return outputs, *gradients
-            one.descend(now, gradients, rows)
+            one.descend(begun, gradients)
             return (outputs,)
 
         def judge(*tensors: Tensor) -> Tensor:
-            return whole.judge(state.with_leaves(tensors[:-1]), size, tensors[-1])
+            return whole.judge(whole.begin(state.with_leaves(tensors[:-1]), size), tensors[-1])
 
         def update(*tensors: Tensor) -> tuple[()]:
             count = len(given.parameters)
-            now = given.with_leaves(tensors[:-count])
-            one.descend(now, tensors[-count:], one._begin(now, size)[3])
+            one.descend(one.begin(given.with_leaves(tensors[:-count]), size), tensors[-count:])
             return ()
 
         output, leaves = shapes_of(forward, given.leaves(), modules)
@@ -198,7 +198,7 @@ class Replay:
         fan_out(forward, len(units))
         outputs = step.exchange(torch.cat([result[0] for result in results]), self.size)
         if step.asks_others:
-            gradient = step.judge(self.state, self.size, outputs)
+            gradient = step.judge(step.begin(self.state, self.size), outputs)
         else:
             gradient = programs["judge"](*self.tensors, outputs)
         fan_out(backward, len(units))

@@ -236,13 +236,14 @@ class MeshStep(TrainStep):
         self.asks_others = self.mesh.members > 1 and needs == "means"
         self.batch_is_cut = self.mesh.data > 1
 
-    def _begin(self, state: TrainState, size: int) -> Begun:
-        """Return the step, this process's part of the inputs, all targets, and the members that this process trains."""
-        step, x, y, rows = super()._begin(state, size)
+    def begin(self, state: TrainState, size: int) -> Begun:
+        """Return the step with this process's part of the inputs, all targets, and the members that this process trains."""
+        begun = super().begin(state, size)
         mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(size)
-        if rows is None:  # drawn ones are not spread along members, which would have to be done anew each step
-            rows = torch.arange(mine.start, mine.stop, device=state.index.device)
-        return step, x[rows][:, part] if step.own else x[part], y, rows
+        if begun.rows is None:  # drawn ones are not spread along members, which would have to be done anew each step
+            begun.rows = torch.arange(mine.start, mine.stop, device=state.index.device)
+        begun.x = begun.x[begun.rows][:, part] if begun.step.own else begun.x[part]
+        return begun
 
     def _pass_keys(self, step: Step, rows: Tensor | None) -> Tensor:
         """Rows of another part of the batch draw other noise."""
@@ -254,23 +255,23 @@ class MeshStep(TrainStep):
         judged = self.mesh.whole_batch(outputs.detach(), size)
         return self.mesh.all_members(judged, self.members.num_trained) if self.compares else judged
 
-    def _judged(self, state: TrainState, outputs: Tensor, step: Step, y: Tensor, rows: Tensor | None) -> Tensor:
+    def judge(self, begun: Begun, outputs: Tensor) -> Tensor:
         """Log the parts of the objective on exchanged outputs; return its gradient with respect to this process's own."""
+        step, y = begun.step, begun.y
         mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(y.shape[step.own])
         if self.mesh.members > 1 and not self.compares:
             step = replace(step, others=OtherProcesses(self.members.num_trained, mine, self.mesh.group("members")))
             if step.own:
                 y, step.weights = y[mine], None if step.weights is None else step.weights[mine]
-        gradient = super()._judged(state, outputs, step, y, None if self.compares else rows)
+        rows = None if self.compares else begun.rows
+        gradient = super().judge(replace(begun, step=step, y=y, rows=rows), outputs)
         return gradient[mine, part] if self.compares else gradient[:, part]
 
-    def _gradients(
-        self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any, y: Tensor
-    ) -> tuple[Gradients, Mapping[str, Tensor]]:
+    def _gradients(self, begun: Begun) -> tuple[Gradients, Mapping[str, Tensor]]:
         """Return the gradients of the objective on the whole batch; its parts are logged already."""
-        outputs = self._outputs(state, leaves, rows, step, x)
-        gradient = self._judged(state, self.exchange(outputs, y.shape[step.own]), step, y, rows)
-        return list(map(self.mesh.sum_over_data, self.backward(outputs, leaves, gradient))), {}
+        outputs = self.outputs(begun)
+        gradient = self.judge(begun, self.exchange(outputs, begun.y.shape[begun.step.own]))
+        return list(map(self.mesh.sum_over_data, self.backward(outputs, begun.leaves, gradient))), {}
 
     def backward(self, outputs: Tensor, leaves: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of the leaves, for this part of the batch, from that of the outputs."""

@@ -6,6 +6,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from dissensus.training.optimizers import SeparateOptimizers
     from dissensus.training.trainer import Settings
 
-# A step that has begun: where it stands, its inputs and targets, and the members it trains, None for all.
-Begun: TypeAlias = tuple[Step, Any, Tensor, Tensor | None]
 Gradients: TypeAlias = Sequence[Tensor | None]
 
 
@@ -40,10 +39,31 @@ ALIGNMENT = 64
 
 
 @dataclass
+class Begun:
+    """A step that has begun: the state it changes, where it stands, its batch, and the members it trains, None for all."""
+
+    blocks: "list[Block]"
+    state: TrainState
+    step: Step
+    x: Any
+    y: Tensor
+    rows: Tensor | None
+
+    @cached_property
+    def leaves(self) -> list[Tensor]:
+        """The parameters of these members, as leaves of the step's graph."""
+        rows = self.rows
+        return [
+            (flat if rows is None or not block.stacked else flat.index_select(0, rows)).detach().requires_grad_()
+            for flat, block in zip(self.state.parameters, self.blocks, strict=True)
+        ]
+
+
+@dataclass
 class TrainStep:
     """Everything about a step that does not change: `step(state, size)` changes the state in place.
 
-    `forward`, `judge` and `backward` are the step of an objective on outputs in three parts, so that members can run as programs of
+    `outputs`, `judge` and `backward` are the step of an objective on outputs in three parts, so that members can run as programs of
     their own, or in processes of their own, around the part in which they are compared.
     """
 
@@ -107,21 +127,17 @@ class TrainStep:
 
     def __call__(self, state: TrainState, size: int, *, advance: bool = True) -> None:
         """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
-        step, x, y, rows = self._begin(state, size)
-        leaves = self._leaves(state, rows)
-        if self.settings.accumulate == 1:
-            gradients, parts = self._gradients(state, leaves, rows, step, x, y)
-        else:
-            gradients, parts = self._accumulated(state, leaves, rows, step, x, y, size)
+        begun = self.begin(state, size)
+        gradients, parts = self._gradients(begun) if self.settings.accumulate == 1 else self._accumulated(begun, size)
         with torch.no_grad():
-            self.descend(state, gradients, rows)
-            self._log(state, parts, rows)
+            self.descend(begun, gradients)
+            self._log(begun, parts)
             if advance:
                 state.index.add_(1)
                 state.data["position"].add_(1)
 
-    def _begin(self, state: TrainState, size: int) -> Begun:
-        """Return the step, its batch, and the members it trains."""
+    def begin(self, state: TrainState, size: int) -> Begun:
+        """Return the step with its batch."""
         step = Step(state.index, self.total_steps, self.feed.own, state.noise_keys, state.shared_key)
         # Streams with one name before a dot, such as inputs and their targets, are drawn row by row together.
         sources = dict.fromkeys(name.partition(".")[0] for name in state.streams)
@@ -139,17 +155,13 @@ class TrainStep:
                 )
             x, y = batch_of(changed[0]), changed[1]
         rows = self.objective.pick(step, self.members.num_trained)
-        return step, x, y, None if rows is None else computed_once(rows)
+        return Begun(self.blocks, state, step, x, y, None if rows is None else computed_once(rows))
 
-    def _leaves(self, state: TrainState, rows: Tensor | None) -> list[Tensor]:
-        """Return the trained parameters, of the members that the step trains, as leaves of its graph."""
-        return [
-            (flat if rows is None or not block.stacked else flat.index_select(0, rows)).detach().requires_grad_()
-            for flat, block in zip(state.parameters, self.blocks, strict=True)
-        ]
-
-    def _view(self, state: TrainState, leaves: Sequence[Tensor], rows: Tensor | None, step: Step) -> View:
-        """Return the members as the step finds them."""
+    def _view(self, begun: Begun, *, whole: bool = False) -> View:
+        """Return the members as the step finds them: those that it trains, or the whole ensemble without gradients."""
+        state, leaves, rows = begun.state, begun.leaves, begun.rows
+        if whole:
+            leaves, rows = state.parameters, None
         parameters, buffers = dict(state.frozen), dict(state.buffers)
         if rows is not None:
             parameters = self.members.rows_of(parameters, rows)
@@ -160,11 +172,10 @@ class TrainStep:
             self.members,
             parameters,
             buffers,
-            keys=lambda: self._pass_keys(step, rows),
+            keys=lambda: self._pass_keys(begun.step, rows),
             rows=rows,
             together=self.objective.couples,
-            # All members as they are before the step, without gradients.
-            whole=None if rows is None else lambda: self._view(state, state.parameters, None, step),
+            whole=None if rows is None else partial(self._view, begun, whole=True),
         )
 
     def _pass_keys(self, step: Step, rows: Tensor | None) -> Tensor:
@@ -175,95 +186,81 @@ class TrainStep:
         on = self.settings.bf16
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if on else nullcontext()
 
-    def _gradients(
-        self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any, y: Tensor
-    ) -> tuple[Gradients, Mapping[str, Tensor]]:
+    def _gradients(self, begun: Begun) -> tuple[Gradients, Mapping[str, Tensor]]:
         """Return the gradients of the objective on a batch, and its logged parts; buffers are as the pass leaves them."""
-        view = self._view(state, leaves, rows, step)
-        with self._precision(x.device):
-            loss, parts = self.objective(view, x, y, step)
+        view = self._view(begun)
+        with self._precision(begun.x.device):
+            loss, parts = self.objective(view, begun.x, begun.y, begun.step)
             if self.members.loss_over_members == "mean":
                 # Members are one network's views: their mean trains it as that network alone.
                 loss = loss / view.num_members
-        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        self._keep_buffers(state, rows, view)
+        gradients = torch.autograd.grad(loss, begun.leaves, allow_unused=True)
+        self._keep_buffers(begun, view)
         return gradients, parts
 
-    def _keep_buffers(self, state: TrainState, rows: Tensor | None, view: View) -> None:
-        if rows is not None:
+    def _keep_buffers(self, begun: Begun, view: View) -> None:
+        if begun.rows is not None:
             with torch.no_grad():
-                self.members.put_rows(state.buffers, rows, view.buffers)
+                self.members.put_rows(begun.state.buffers, begun.rows, view.buffers)
 
-    def _accumulated(
-        self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any, y: Tensor, size: int
-    ) -> tuple[Gradients, Mapping[str, Tensor]]:
+    def _accumulated(self, begun: Begun, size: int) -> tuple[Gradients, Mapping[str, Tensor]]:
         """Return the mean of the gradients on equal parts of a batch, one after another: a pass has the memory of one part."""
-        total: list[Tensor | None] = [None] * len(leaves)
+        step, inner = begun.step, copy(begun)
+        total: list[Tensor | None] = [None] * len(begun.leaves)
         logged: dict[str, Tensor] = {}
         count = min(self.settings.accumulate, size)
         for place in range(count):
             part = slice(place * size // count, (place + 1) * size // count)
             where = (slice(None), part) if self.feed.own else part
             # Not the step's own noise again: parts would share their dropout and perturbations.
-            inner = replace(
+            inner.x, inner.y = begun.x[where], begun.y[where]
+            inner.step = replace(
                 step,
                 member_keys=fold(step.member_keys, place),
                 shared_key=fold(step.shared_key, place),
                 streams={name: stream[where] for name, stream in step.streams.items()},
                 weights=None if step.weights is None else step.weights[where],
             )
-            gradients, parts = self._gradients(state, leaves, rows, inner, x[where], y[where])
-            share = (part.stop - part.start) / size
-            for index, gradient in enumerate(gradients):
+            gradients, parts = self._gradients(inner)
+            share, counts = (part.stop - part.start) / size, None
+            if step.weights is not None:  # the examples' own say how much a part counts
+                counts = step.weights[where].double().sum(-1) / step.weights.double().sum(-1).clamp_min(1e-300)
+            for index, (block, gradient) in enumerate(zip(self.blocks, gradients, strict=True)):
                 if gradient is not None:
-                    scaled = gradient * (share if step.weights is None else self._share(step, inner, index, rows))
+                    scaled = gradient * (share if counts is None else self._of_rows(counts, block, begun.rows))
                     before = total[index]
                     total[index] = scaled if before is None else before + scaled
             for name, value in parts.items():
                 logged[name] = logged.get(name, 0.0) + share * value.detach()
         return total, logged
 
-    def _share(self, step: Step, part: Step, index: int, rows: Tensor | None) -> Tensor:
-        """Return how much a part of the batch counts in the whole by its examples' weights: one number, or one for each row of a block."""
-        assert step.weights is not None
-        assert part.weights is not None
-        block = self.blocks[index]
-        share = part.weights.double().sum(-1) / step.weights.double().sum(-1).clamp_min(1e-300)
-        share = share.to(block.flat.dtype)
-        if share.ndim == 0:
-            return share
-        return (share[rows] if block.stacked and rows is not None else share[block.owners])[:, None]
+    def _of_rows(self, shares: Tensor, block: "Block", rows: Tensor | None) -> Tensor:
+        """Return a number for all members as it is, one for each as one for each row of a block."""
+        if shares.ndim:
+            shares = (shares[rows] if block.stacked and rows is not None else shares[block.owners])[:, None]
+        return shares.to(block.flat.dtype)
 
-    def forward(self, state: TrainState, size: int) -> tuple[Tensor, list[Tensor], Tensor | None]:
-        """Return the members' outputs for the step's batch, with their graph, the leaves they depend on, and which members they are of."""
-        step, x, _, rows = self._begin(state, size)
-        leaves = self._leaves(state, rows)
-        return self._outputs(state, leaves, rows, step, x), leaves, rows
-
-    def _outputs(self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any) -> Tensor:
-        view = self._view(state, leaves, rows, step)
-        with self._precision(x.device):
-            outputs = view.each(x) if step.own else view(x)
-        self._keep_buffers(state, rows, view)
+    def outputs(self, begun: Begun) -> Tensor:
+        """Return the members' outputs for the step's batch, with their graph."""
+        view = self._view(begun)
+        with self._precision(begun.x.device):
+            outputs = view.each(begun.x) if begun.step.own else view(begun.x)
+        self._keep_buffers(begun, view)
         return outputs
 
     def exchange(self, outputs: Tensor, size: int) -> Tensor:
-        """Return the outputs that are judged from those that `forward` gave."""
+        """Return the outputs that are judged from the members' own."""
         return outputs
 
-    def judge(self, state: TrainState, size: int, outputs: Tensor) -> Tensor:
+    def judge(self, begun: Begun, outputs: Tensor) -> Tensor:
         """Log the parts of the objective on these outputs; return its gradient with respect to them."""
-        step, _, y, rows = self._begin(state, size)
-        return self._judged(state, outputs, step, y, rows)
-
-    def _judged(self, state: TrainState, outputs: Tensor, step: Step, y: Tensor, rows: Tensor | None) -> Tensor:
         assert isinstance(self.objective, OutputObjective)
         outputs = outputs.detach().requires_grad_()
         with self._precision(outputs.device):
-            loss, parts = self.objective.on_outputs(outputs, y, step)
+            loss, parts = self.objective.on_outputs(outputs, begun.y, begun.step)
         (gradient,) = torch.autograd.grad(loss, outputs)
         with torch.no_grad():
-            self._log(state, parts, rows)
+            self._log(begun, parts)
         return gradient
 
     def backward(self, outputs: Tensor, leaves: list[Tensor], gradient: Tensor) -> Gradients:
@@ -271,8 +268,9 @@ class TrainStep:
         return torch.autograd.grad(outputs, leaves, gradient, allow_unused=True)
 
     @torch.no_grad()
-    def descend(self, state: TrainState, gradients: Gradients, rows: Tensor | None) -> None:
+    def descend(self, begun: Begun, gradients: Gradients) -> None:
         """Have the optimizer take its step on every block of parameters."""
+        state, rows = begun.state, begun.rows
         factor, ema = state.factors.index_select(0, state.index.reshape(1)) * state.plateau, self.settings.ema
         for index, gradient in enumerate(self._clipped(gradients, rows)):
             block = self.blocks[index]
@@ -307,10 +305,11 @@ class TrainStep:
             for gradient, owners in pairs
         ]
 
-    def _log(self, state: TrainState, parts: Mapping[str, Tensor], rows: Tensor | None) -> None:
+    def _log(self, begun: Begun, parts: Mapping[str, Tensor]) -> None:
+        state = begun.state
         for name, value in parts.items():
             value = value.detach().float()
-            picked = rows if value.ndim else None
+            picked = begun.rows if value.ndim else None
             if name not in state.sums:
                 self.make_sum(state, name, value.shape if picked is None else (self.members.num_trained,))
             total, seen = state.sums[name], state.seen[name]
