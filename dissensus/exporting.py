@@ -144,8 +144,7 @@ def _checked_example(example: Any, precision: str) -> Any:
         raise ValueError("`example` must be a tensor of at least one input, or a tree of such tensors.")
     if precision != "fp32" and len(leaves[0]) < _ROWS_TO_RANK:
         raise ValueError(
-            f"Whether {precision} keeps the order of scores is seen on at least {_ROWS_TO_RANK} inputs; `example` has "
-            f"{len(leaves[0])}. Give more, such as held-out ones."
+            f"Whether {precision} keeps the order of scores is seen on at least {_ROWS_TO_RANK} inputs; got {len(leaves[0])}."
         )
     return example
 
@@ -227,10 +226,7 @@ class _Graph(nn.Module):
 def _likelihood(outputs: Tensor, loss: str | None, alarm: Alarm | None) -> Likelihood:
     """Return how outputs are read: as asked for, as the alarm does, or as their number tells."""
     if outputs.ndim != 3:
-        raise ValueError(
-            "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gives "
-            f"{tuple(outputs.shape)}."
-        )
+        raise ValueError(f"Members must return (batch, outputs); the ensemble gives {tuple(outputs.shape)}.")
     single = outputs.shape[-1] == 1
     given = "auto" if alarm is None else alarm.scorer.loss
     told = given if given != "auto" else "mse" if single else "cross_entropy"
@@ -358,8 +354,7 @@ def _compare(
             )
     elif correlation < _LEAST_RANK_CORRELATION:
         raise ValueError(
-            f"In {precision} scores keep their order only to a rank correlation of {correlation:.4f}, below "
-            f"{_LEAST_RANK_CORRELATION}, so nothing is written. Choose a higher precision."
+            f"In {precision} scores keep their order only to a rank correlation of {correlation:.4f}. Choose a higher precision."
         )
     return error, correlation
 

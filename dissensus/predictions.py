@@ -160,8 +160,7 @@ def _of_rows(result: Any, batch: Batch) -> Any:
     """Return outputs, or say that they are not one a row: what one input without a batch axis makes of a linear layer."""
     if isinstance(result, Tensor) and (result.ndim < 2 or result.shape[1] != len(batch)):
         raise ValueError(
-            f"Members must return one output for each of {len(batch)} inputs, (members, inputs, ...); got {tuple(result.shape)}. "
-            "One input alone is `x[None]`."
+            f"Outputs must be (members, {len(batch)}, ...); got {tuple(result.shape)}. One input alone is `x[None]`."
         )
     return result
 

@@ -86,8 +86,7 @@ class CheckpointFolder:
             except CheckpointError as problem:
                 problems.append(str(problem))
         raise CheckpointError(
-            f"No usable checkpoint in {self.folder}: {' '.join(problems) or 'there is none.'} "
-            "To start again, move or delete the folder."
+            f"No usable checkpoint in {self.folder}: {' '.join(problems) or 'there is none.'} To start again, move or delete it."
         )
 
     def _paths(self, kind: str) -> list[Path]:

@@ -55,9 +55,7 @@ class _Feeding:
     def order(self, count: int, wish: Batches) -> Tensor:
         """Return the key of the order in which so many examples come, or one for each member's own."""
         if self.settings.drop_last and count < self.size:
-            raise ValueError(
-                f"last_batch='drop' leaves nothing of {count} examples in batches of {self.size}. Make `batch_size` smaller."
-            )
+            raise ValueError(f"last_batch='drop' leaves nothing of {count} examples. Make `batch_size` smaller.")
         own = (self.settings.batches or wish) == "own" and self.members.own_batches
         ids, seed = self.members.member_ids, self.settings.seed
         labels = [derive(seed, "order", m) for m in ids] if own else derive(seed, "order")
@@ -82,7 +80,7 @@ class _Feeding:
         self.only_shared("A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays.")
         if isinstance(data, IterableDataset):
             raise ValueError(
-                "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
+                "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader with a length."
             )
         feed: feeds.Feed
         if isinstance(data, DataLoader):
@@ -220,7 +218,7 @@ def _check_columns(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str
     wanted = 2 * given if likelihood.kind == "density" else given
     if outputs.shape[-1] != wanted:
         raise ValueError(
-            f"{likelihood.name} of {given} targets wants members with {wanted} outputs; they have {outputs.shape[-1]}."
+            f"{likelihood.name} of {given} targets wants {wanted} outputs; members have {outputs.shape[-1]}."
         )
     if likelihood.name == "poisson" and bool((y < 0).any()):
         raise ValueError(f"The {name} targets of poisson are counts, 0 or more; got {float(y.min()):g}.")
@@ -235,8 +233,7 @@ def _check_alike(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) 
         )
     if likelihood.kind == "labels" and not bool(((y >= 0) & (y <= 1)).all()):
         raise ValueError(
-            f"The {name} targets of {likelihood.name} must be 0 or 1 (or between) for each label; they go from {float(y.min()):g} to "
-            f"{float(y.max()):g}."
+            f"The {name} targets of {likelihood.name} must be 0 or 1 (or between); got {float(y.min()):g} to {float(y.max()):g}."
         )
 
 
@@ -244,7 +241,7 @@ def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: s
     """Refuse targets of dense outputs that are not one class index for each position."""
     if y.is_floating_point():
         raise ValueError(
-            f"The {name} targets of outputs with positions must be class indices (integers); got {y.dtype} shaped {tuple(y.shape)}."
+            f"The {name} targets of outputs with positions must be class indices (integers); got {y.dtype}."
         )
     few = outputs[:, :1].expand(-1, 1, *outputs.shape[2:])
     axis = class_axis_of(few, y[:1], likelihood.class_axis)
@@ -409,8 +406,7 @@ def fit(
     whole, members = members, members.reader(data)
     if held is not None and whole.reader(held) is not members:
         raise ValueError(
-            "Training and validation data must both be inputs of the backbone, or both its cached features. Cache the other "
-            "one too."
+            "Training and validation data must both be inputs of the backbone, or both its cached features."
         )
     for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
@@ -463,8 +459,7 @@ def _prepared(objective: Objective, feed: feeds.Feed, x: Batch) -> Objective:
     if objective.prepare(x) is not objective:
         raise ValueError(
             f"{type(objective).__name__} measures all training inputs before it begins (`of_range` of Adversarial, "
-            "`statistics='training'` of HardDelta), and this data comes in batches only. Hand over tensors or arrays that fit on the "
-            "device, or leave that setting out."
+            "`statistics='training'` of HardDelta), and this data comes in batches. Hand over arrays that fit on the device."
         )
     return objective
 
@@ -484,8 +479,7 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
     for name, values in streams.items():
         if not name.endswith(".y") and _shapes(values) != _shapes(x):
             raise ValueError(
-                f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, {describe(x)}; got "
-                f"{describe(values)}."
+                f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, {describe(x)}; got {describe(values)}."
             )
     return {
         name if isinstance(values, Tensor) else f"{name}.{place}": leaf

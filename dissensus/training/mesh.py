@@ -188,13 +188,11 @@ def mesh_of(shape: tuple[int, int] | None) -> Mesh | None:
     if len(tuple(shape)) != 2 or any(not isinstance(n, int) or n < 1 for n in shape):
         raise ValueError(f"`mesh` must be (members, data), two numbers of processes; got {shape!r}.")
     if not (dist.is_available() and dist.is_initialized()):
-        raise ValueError(
-            "`mesh` needs a process group. Start with `torchrun --nproc-per-node N` and call torch.distributed.init_process_group() first."
-        )
+        raise ValueError("`mesh` needs a process group: `torchrun`, and torch.distributed.init_process_group() first.")
     members, data = shape
     if members * data != dist.get_world_size():
         raise ValueError(
-            f"`mesh` ({members}, {data}) takes {members * data} processes; this group has {dist.get_world_size()}."
+            f"`mesh` ({members}, {data}) takes {members * data} processes; there are {dist.get_world_size()}."
         )
     return Mesh(members, data)
 
@@ -300,7 +298,7 @@ def training_on(mesh: Mesh, members: "Members") -> "Iterator[None]":
         if "gloo" not in text.lower() and "nccl" not in text.lower() and "onnection" not in text:
             raise
         raise RuntimeError(
-            f"{_lost()} no longer answers, so training stops; what was written stays. Start it again with resume=True."
+            f"{_lost()} no longer answers; what was written stays. Start again with resume=True."
         ) from failure
     finally:
         over.set()
@@ -365,8 +363,6 @@ def _take_gpu() -> bool:
         return False
     here, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if here >= gpus:
-        raise ValueError(
-            f"Each process needs a GPU of its own, and this machine has {gpus}: torchrun --nproc-per-node {gpus}"
-        )
+        raise ValueError(f"Each process needs a GPU, and this machine has {gpus}: torchrun --nproc-per-node {gpus}")
     torch.cuda.set_device(here)
     return True

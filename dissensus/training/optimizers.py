@@ -81,9 +81,7 @@ def check_attached(members: nn.Module, blocks: Sequence[Block]) -> None:
     for name, parameter in found.items():
         if parameter.requires_grad != (name in home):
             what = "unfroze" if parameter.requires_grad else "froze"
-            raise ValueError(
-                f"A callback {what} {name!r}; which parameters train is decided when `fit` begins. Call `fit` once for each stage."
-            )
+            raise ValueError(f"A callback {what} {name!r}: what trains is fixed. Call `fit` once for each stage.")
         if home.get(name, 0) not in (0, parameter.untyped_storage().data_ptr()):
             raise ValueError(f"A callback replaced the tensor of {name!r}. Change it in place, with `copy_`.")
 
@@ -178,20 +176,15 @@ def make_optimizer(
         decays = per_member(decay, num_members, "weight_decay", blocks)
         if has_complex:
             raise ValueError(
-                "Complex parameters train with a torch optimizer class, such as optimizer=torch.optim.Adam; got the name "
-                f"{optimizer!r}."
+                f"Complex parameters train with a torch optimizer class, torch.optim.Adam; got {optimizer!r}."
             )
         return RowOptimizer(rule, blocks, rates, decays)
     factory = _factory_of(optimizer, lr, weight_decay, options)
     trial = factory(_plain_names(_leaves(blocks[0], 0)))
     if not isinstance(trial, Optimizer):
-        raise ValueError(
-            f"`optimizer` must make a torch optimizer of the parameters; it returned {type(trial).__name__}."
-        )
+        raise ValueError(f"`optimizer` must make a torch optimizer; it returned {type(trial).__name__}.")
     if isinstance(trial, torch.optim.LBFGS):
-        raise ValueError(
-            "LBFGS calls the loss several times a step, which `fit` does not do. Choose another optimizer."
-        )
+        raise ValueError("LBFGS calls the loss several times a step, which `fit` does not. Choose another optimizer.")
     same_rule = _row_rule(trial)
     if same_rule is None or has_complex:
         return SeparateOptimizers(factory, blocks)
@@ -202,8 +195,7 @@ def make_optimizer(
 def _named_rule(name: str, options: Mapping[str, Any]) -> Rule:
     if name not in RULES:
         raise ValueError(
-            f"`optimizer` must be one of {', '.join(RULES)}, a torch optimizer class, or a function of one member's named "
-            f"parameters; got {name!r}."
+            f"`optimizer` must be one of {', '.join(RULES)}, a torch optimizer class, or a function of named parameters; got {name!r}."
         )
     known = {f.name for f in fields(RULES[name])}
     if unknown := set(options) - known:
@@ -221,9 +213,7 @@ def _factory_of(
         return optimizer
     kind = optimizer
     if not isinstance(lr, int | float) or not isinstance(weight_decay, int | float | None):
-        raise ValueError(
-            "Rates for each member are for sgd, adam and adamw by name; give one number for other optimizers."
-        )
+        raise ValueError("Rates for each member are for sgd, adam and adamw by name; give one number here.")
     settings = {"lr": lr, **options} | ({} if weight_decay is None else {"weight_decay": weight_decay})
     return lambda named: kind([parameter for _, parameter in named], **settings)
 

@@ -151,7 +151,5 @@ def factor_table(schedule: AnySchedule, epochs: int, steps_per_epoch: int) -> Te
     factor = schedule.factor if isinstance(schedule, Schedule) else schedule
     values = [factor(step / steps_per_epoch, float(epochs)) for step in range(epochs * steps_per_epoch)]
     if not all(isinstance(value, Real | Tensor) and isfinite(value) for value in values):
-        raise ValueError(
-            "`schedule` must return a finite number, the factor of the learning rate, for every (epoch, epochs)."
-        )
+        raise ValueError("`schedule` must return a finite number, a factor of the rate, for every (epoch, epochs).")
     return torch.tensor(values, dtype=torch.float64)

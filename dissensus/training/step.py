@@ -150,9 +150,7 @@ class TrainStep:
             given = x.value() if isinstance(x, Tree) else x
             changed = augment(given, y, step.noise(shared=not self.feed.own))
             if not isinstance(changed, tuple) or len(changed) != 2:
-                raise ValueError(
-                    f"`augment` must return what it made of inputs and targets, (x, y); got {type(changed).__name__}."
-                )
+                raise ValueError(f"`augment` must return inputs and targets, (x, y); got {type(changed).__name__}.")
             x, y = batch_of(changed[0]), changed[1]
         rows = self.objective.pick(step, self.members.num_trained)
         return Begun(self.blocks, state, step, x, y, None if rows is None else computed_once(rows))

@@ -256,9 +256,7 @@ class Trainer:
         factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
         recorded = settings.engine not in ("auto", "eager") or settings.concurrent_members is not None
         if recorded and not optimizer.traceable:
-            raise ValueError(
-                f"engine={settings.engine!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
-            )
+            raise ValueError(f"engine={settings.engine!r} needs sgd, adam or adamw; others run with engine='eager'.")
         if settings.per_member and isinstance(optimizer, SeparateOptimizers):
             raise ValueError("per_member=True needs sgd, adam or adamw, whose members have rates of their own.")
         kind = TrainStep if settings.mesh is None else MeshStep
@@ -444,9 +442,7 @@ class Trainer:
         keep = [place for place in range(self.members.num_trained) if place not in bad]
         self.result.dropped += [self.members.member_ids[place] for place in bad]
         if isinstance(self.step.optimizer, SeparateOptimizers):
-            raise DivergedError(
-                "Going on without a member needs sgd, adam or adamw; other optimizers keep all they have."
-            )
+            raise DivergedError("Going on without a member needs sgd, adam or adamw; others keep all they have.")
         if self.settings.mesh is not None:  # those that are left are spread anew
             others = tuple(part for part in PARTS if part != "optimizer")
             self.settings.mesh.share(self.state.saved(without=others), self.members)
@@ -569,18 +565,14 @@ class Trainer:
         if not self.folder.exists("last"):
             return None
         if not self.settings.resume:
-            raise ValueError(
-                f"{self.folder.folder} already holds a run. Pass resume=True to go on with it, or choose another folder."
-            )
+            raise ValueError(f"{self.folder.folder} already holds a run. Pass resume=True, or choose another folder.")
         tensors, facts, problem = self.folder.load("last")
         if problem is not None:
             log.warning("%s Going on from the checkpoint before it, at step %d.", problem, facts["step"])
         where = f"The checkpoint in {self.folder.folder}"
         began_with = sorted([*facts["members"], *facts["dropped"]])
         if began_with != sorted(self.first_ids):
-            raise CheckpointError(
-                f"{where} is of {len(began_with)} members; this ensemble has {len(self.first_ids)}. Make it with as many."
-            )
+            raise CheckpointError(f"{where} is of {len(began_with)} members; this ensemble has {len(self.first_ids)}.")
         if facts["dropped"]:
             self.result.dropped = facts["dropped"]
             keep = [self.first_ids.index(member) for member in facts["members"]]
@@ -597,8 +589,8 @@ class Trainer:
             self.step.make_sum(self.state, name, tensor.shape)
         if (stranger := self.state.load(own)) is not None:
             raise CheckpointError(
-                f"The checkpoint in {self.settings.checkpoint_dir} was written by another version of dissensus, which laid "
-                f"tensors out differently ({stranger}). Begin again in another folder, or go on with that version."
+                f"The checkpoint in {self.settings.checkpoint_dir} is of another version of dissensus (by {stranger}). "
+                "Begin again in another folder, or go on with that version."
             )
         if isinstance(self.step.optimizer, SeparateOptimizers):
             self.step.optimizer.load(separate)
