@@ -107,7 +107,12 @@ def export(
         (True, 'model.pt2')
     """
     path = Path(path)
-    _check_file(path, precision)
+    if path.suffix not in (".onnx", ".pt2"):
+        raise ValueError(f"Files are written as .onnx or .pt2; got {path.name!r}.")
+    if path.suffix == ".onnx":
+        need(f"Writing {path.name}", "export", "onnx", "onnxscript", "onnxruntime")
+    elif precision == "int8":
+        raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
     example = _checked_example(example, precision)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
@@ -122,15 +127,6 @@ def export(
         finally:
             temporary.unlink(missing_ok=True)
     return Exported(path, path.stat().st_size, error, correlation)
-
-
-def _check_file(path: Path, precision: str) -> None:
-    if path.suffix not in (".onnx", ".pt2"):
-        raise ValueError(f"Files are written as .onnx or .pt2; got {path.name!r}.")
-    if precision == "int8" and path.suffix == ".pt2":
-        raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
-    if path.suffix == ".onnx":
-        need(f"Writing {path.name}", "export", "onnx", "onnxscript", "onnxruntime")
 
 
 def _checked_example(example: Any, precision: str) -> Any:

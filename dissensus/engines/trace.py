@@ -263,7 +263,11 @@ def _hand_over_parts(graph: Graph) -> None:
 
 def _as_computed(part: Any) -> Any:
     """Return what a part of a row was before it was cast to more digits and put in line."""
-    while part.target in (*_VIEWS, aten.clone.default) or _widens(part):
+    while part.target in (*_VIEWS, aten.clone.default) or _only_casts(part):
+        before, after = part.args[0].meta["val"], part.meta["val"]
+        widens = after.dtype == torch.float32 and before.dtype in (torch.bfloat16, torch.float16)
+        if _only_casts(part) and not (widens and before.device == after.device):
+            break
         part = part.args[0]
     return part
 
@@ -273,15 +277,6 @@ def _is_new(node: Any) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     return all(result.alias_info is None for result in node.target._schema.returns)
-
-
-def _widens(node: Any) -> bool:
-    return (
-        _only_casts(node)
-        and node.meta["val"].dtype == torch.float32
-        and node.args[0].meta["val"].dtype in (torch.bfloat16, torch.float16)
-        and node.args[0].meta["val"].device == node.meta["val"].device
-    )
 
 
 def take_out_counters(program: GraphModule, names: list[str]) -> dict[str, int]:

@@ -199,22 +199,18 @@ def mesh_of(shape: tuple[int, int] | None) -> Mesh | None:
 
 def check_mesh(mesh: Mesh, members: "Members", objective: Objective, picks: bool) -> None:
     """Refuse what cannot be trained in parts."""
+    kind, name = type(members).__name__, type(objective).__name__
+    apart = members.loss_over_members == "sum" and members.stacked
+    on_outputs = isinstance(objective, OutputObjective) and objective.outputs_only
     norms = [m for m in members.parts() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    cuts_norms = mesh.data > 1 and not all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
     reasons = {
-        f"`mesh` trains ensembles whose members own their parameters and have one architecture; this is {type(members).__name__}.": (
-            members.loss_over_members != "sum" or not members.stacked
-        ),
-        f"`mesh` takes objectives that see the members' outputs only; {type(objective).__name__} needs more. Train it in one process.": (
-            not isinstance(objective, OutputObjective) or not objective.outputs_only
-        ),
+        f"`mesh` trains members of one architecture that own their parameters; this is {kind}.": not apart,
+        f"`mesh` takes objectives that see outputs only; {name} needs more. Train it in one process.": not on_outputs,
         f"{members.num_trained} members cannot be spread over {mesh.members} processes. Use fewer, or cut batches instead: "
         f"mesh=(1, {mesh.members}).": members.num_trained < mesh.members,
-        f"{type(objective).__name__} draws members anew each step, so they cannot be spread: use mesh=(1, {mesh.members * mesh.data}).": (
-            picks and mesh.members > 1
-        ),
-        f"BatchNorm sees the whole batch, and mesh=(…, {mesh.data}) cuts it. Spread members only, or use SyncBatchNorm or GroupNorm.": (
-            mesh.data > 1 and not all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
-        ),
+        f"{name} draws members anew each step: use mesh=(1, {mesh.members * mesh.data}).": picks and mesh.members > 1,
+        f"BatchNorm sees the whole batch, and mesh=(…, {mesh.data}) cuts it. Use SyncBatchNorm or GroupNorm.": cuts_norms,
     }
     refuse(reasons)
 
@@ -350,19 +346,13 @@ def together(mesh: str | None) -> "Iterator[tuple[int, int] | None]":
         raise ValueError(f"--mesh must be like 2x1, processes along members and along data; got {mesh!r}.")
     if size == 1 and "MASTER_ADDR" not in os.environ:
         raise ValueError("--mesh needs several processes: torchrun --nproc-per-node N -m dissensus train RECIPE.toml")
-    dist.init_process_group("nccl" if _take_gpu() else "gloo", timeout=PATIENCE)
+    if torch.cuda.is_available():
+        here, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if here >= gpus:
+            raise ValueError(f"Each process needs a GPU, and this machine has {gpus}: torchrun --nproc-per-node {gpus}")
+        torch.cuda.set_device(here)
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
     try:
         yield int(found[1]), int(found[2])
     finally:
         dist.destroy_process_group()
-
-
-def _take_gpu() -> bool:
-    """Take this process's own GPU; whether there are any."""
-    if not torch.cuda.is_available():
-        return False
-    here, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if here >= gpus:
-        raise ValueError(f"Each process needs a GPU, and this machine has {gpus}: torchrun --nproc-per-node {gpus}")
-    torch.cuda.set_device(here)
-    return True

@@ -97,8 +97,6 @@ Rates = float | Sequence[float]
 class SeparateOptimizers:
     """Any torch optimizer, one for each member's own slices; for those whose update is not elementwise."""
 
-    traceable = False
-
     def __init__(self, factory: Factory, blocks: Sequence[Block]) -> None:
         self.blocks = blocks
         self.tensors: list[dict[str, Tensor]] = [{} for _ in blocks]
@@ -220,18 +218,15 @@ def _factory_of(
 
 def _row_rule(optimizer: Optimizer) -> Rule | None:
     """Return the row-wise rule that is this torch optimizer with all its groups of parameters, None if there is none."""
-    if (kind := TORCH_RULES.get(type(optimizer))) is None:
-        return None
-    first, *others = [_rule_of(kind, group) for group in optimizer.param_groups]
-    return first if all(rule == first for rule in others) else None
-
-
-def _rule_of(kind: type[Rule], group: Mapping[str, Any]) -> Rule | None:
-    if group.get("amsgrad") or group.get("maximize"):
-        return None
-    if kind is Adam and group.get("decoupled_weight_decay"):
-        kind = AdamW
-    return kind(**{f.name: group[f.name] for f in fields(kind)})
+    rules = []
+    for group in optimizer.param_groups:
+        kind = TORCH_RULES.get(type(optimizer))
+        if kind is None or group.get("amsgrad") or group.get("maximize"):
+            return None
+        if kind is Adam and group.get("decoupled_weight_decay"):
+            kind = AdamW
+        rules.append(kind(**{f.name: group[f.name] for f in fields(kind)}))
+    return rules[0] if all(rule == rules[0] for rule in rules) else None
 
 
 def _columns(factory: Factory, block: Block) -> dict[str, Tensor]:

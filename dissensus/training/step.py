@@ -273,8 +273,9 @@ class TrainStep:
         for index, gradient in enumerate(self._clipped(gradients, rows)):
             block = self.blocks[index]
             block_rows = rows if block.stacked else None
-            if _stays(block, gradient, rows):
-                continue
+            own = () if block.stacked else block.members or ()
+            if own and (gradient is None or (rows is not None and own[0] not in rows.tolist())):
+                continue  # a network of its own that the step did not reach, or did not pick
             if gradient is None:
                 # As for a parameter without a gradient beside others in a row: decay and momentum go on.
                 count = len(block.flat) if block_rows is None else len(block_rows)
@@ -356,13 +357,6 @@ def _average(average: Mapping[str, Tensor], values: Tensor, decay: float, rows: 
     new = old + share * ((values if rows is None else values.index_select(0, rows)) - old)
     for whole, part in ((mean, new), (count, steps)):
         whole.copy_(part) if rows is None else whole.index_copy_(0, rows, part)
-
-
-def _stays(block: "Block", gradient: Tensor | None, rows: Tensor | None) -> bool:
-    """Whether a block is a network of its own that the step did not reach, or did not pick."""
-    if block.members is None or block.stacked:
-        return False
-    return gradient is None or (rows is not None and block.members[0] not in rows.tolist())
 
 
 def computed_once(values: Tensor) -> Tensor:
@@ -546,8 +540,6 @@ def _once_a_row(numbers: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 class RowOptimizer:
     """A rule for every block. Its tensors (slots, counts, rates) are handed in, so that a step is a function of them."""
-
-    traceable = True
 
     def __init__(
         self,

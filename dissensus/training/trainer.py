@@ -101,12 +101,11 @@ class Settings:
         alone = [f"`{name}`" for name, off in _OFF_ON_MESH.items() if getattr(self, name) != off]
         refuse(
             {
-                f"`mesh` goes without {', '.join(alone)}. Train in one process, or leave that out.": self.mesh
-                and alone,
-                "`checkpoint_dir` must be a folder's path; got ''. Pass None for no checkpoints.": self.checkpoint_dir
-                == "",
-                "resume=True goes on from a folder, and there is none: pass `checkpoint_dir` too.": self.resume
-                and self.checkpoint_dir is None,
+                f"`mesh` goes without {', '.join(alone)}. Train in one process, or leave that out.": alone
+                and self.mesh,
+                "`checkpoint_dir` must be a folder's path or None; got ''.": self.checkpoint_dir == "",
+                "resume=True goes on from a folder: pass `checkpoint_dir` too.": self.resume
+                and not self.checkpoint_dir,
             }
         )
 
@@ -155,21 +154,20 @@ log = logging.getLogger("dissensus")
 PROGRAMS = 16
 
 
+@dataclass
 class Trainer:
     """Runs one training from its first step, or from a checkpoint, to its end."""
 
-    def __init__(
-        self,
-        members: Members,
-        objective: Objective,
-        feed: Feed,
-        streams: Mapping[str, Tensor],
-        validation: Validation | None,
-        settings: Settings,
-        collusion: CollusionWatch | None = None,
-    ) -> None:
-        self.members, self.objective, self.feed, self.collusion = members, objective, feed, collusion
-        self.streams, self.validation, self.settings = streams, validation, settings
+    members: Members
+    objective: Objective
+    feed: Feed
+    streams: Mapping[str, Tensor]
+    validation: Validation | None
+    settings: Settings
+    collusion: CollusionWatch | None
+
+    def __post_init__(self) -> None:
+        settings, members = self.settings, self.members
         self.result = Run(members)
         self.first_ids = members.member_ids
         # What is selected by: one column for all, or each member's own.
@@ -191,21 +189,16 @@ class Trainer:
         """Refuse settings that this ensemble, objective or data cannot be trained with."""
         settings, separate = self.settings, self.members.separate
         apart, drops = separate and not self.objective.couples, settings.on_divergence == "drop"
-        plateau = isinstance(settings.schedule, Plateau)
+        clips, looks = settings.clip_norm is not None, settings.select or isinstance(settings.schedule, Plateau)
         refuse(
             {
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
                 "otherwise one member's divergence is every member's. Use on_divergence='stop'.": drops and not apart,
-                "`clip_norm` clips members one by one, and these share their parameters. Leave it out.": (
-                    settings.clip_norm is not None and not separate
-                ),
-                "per_member=True needs members that own their parameters, an objective that does not couple them and on_divergence='stop'; "
-                "otherwise what one does after its best moment is not its own affair. Leave it out.": (
-                    settings.per_member and (drops or not apart)
-                ),
-                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`.": (
-                    self.validation is None and (settings.select is not None or plateau)
-                ),
+                "`clip_norm` clips members one by one, and these share their parameters.": clips and not separate,
+                "per_member=True needs members that own their parameters, an objective that does not couple them and "
+                "on_divergence='stop'. Leave it out.": settings.per_member and (drops or not apart),
+                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give "
+                "`validation=`.": looks and self.validation is None,
             }
         )
         measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
@@ -223,7 +216,14 @@ class Trainer:
         # Networks may draw from global generators.
         with alone, beside, seeded(derive(self.settings.seed, "run")):
             try:
-                self._set_up()
+                self.total_steps = self.settings.epochs * self.feed.steps_per_epoch
+                stored = self._stored() if self.folder is not None else None
+                self._build()
+                if stored is not None:
+                    self._restore(*stored)
+                self.members.train()
+                if mesh is not None:  # nobody writes into the folder while others still read it
+                    mesh.wait()
                 show = self.settings.progress if self.writes else False
                 with closing(Progress(self.total_steps, self.settings.epochs, result.step, show=show)) as self.progress:
                     self._loop()
@@ -235,17 +235,6 @@ class Trainer:
         result.engine = result.engine or ("eager" if asked == "auto" else asked)
         return result
 
-    def _set_up(self) -> None:
-        self.total_steps = self.settings.epochs * self.feed.steps_per_epoch
-        stored = self._stored() if self.folder is not None else None
-        self._build()
-        if stored is not None:
-            self._restore(*stored)
-        self.members.train()
-        if self.settings.mesh is not None:
-            # Nobody writes into the folder while others still read it.
-            self.settings.mesh.wait()
-
     def _build(self) -> None:
         settings, members = self.settings, self.members
         self.blocks = pack(members)
@@ -255,7 +244,7 @@ class Trainer:
         )
         factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
         recorded = settings.engine not in ("auto", "eager") or settings.concurrent_members is not None
-        if recorded and not optimizer.traceable:
+        if recorded and isinstance(optimizer, SeparateOptimizers):
             raise ValueError(f"engine={settings.engine!r} needs sgd, adam or adamw; others run with engine='eager'.")
         if settings.per_member and isinstance(optimizer, SeparateOptimizers):
             raise ValueError("per_member=True needs sgd, adam or adamw, whose members have rates of their own.")
@@ -361,7 +350,11 @@ class Trainer:
             seen = validate(self.members, self.validation, self.objective.likelihood, self.collusion)
             per_member, whole = per_member | seen[0], whole | seen[1]
         if self.collusion is not None:
-            whole |= self._look_for_collusion(self.collusion)
+            found, warning = self.collusion.check(self.members, self.result.history)
+            whole |= found
+            if warning:
+                log.warning("step %d: %s", self.result.step, warning)
+                self.progress.note(f"step {self.result.step}: {warning}")
         head = {"epoch": -(-self.result.step // self.feed.steps_per_epoch), "step": self.result.step}
         self.result.history.add(head, self.members.member_ids, per_member, whole)
         if self.folder is not None and self.writes:
@@ -379,13 +372,6 @@ class Trainer:
             check_attached(self.members, self.blocks)
         self.clock = time.monotonic()
 
-    def _look_for_collusion(self, watch: CollusionWatch) -> dict[str, float]:
-        found, warning = watch.check(self.members, self.result.history)
-        if warning:
-            log.warning("step %d: %s", self.result.step, warning)
-            self.progress.note(f"step {self.result.step}: {warning}")
-        return found
-
     def _share(self) -> None:
         """Have what other processes trained, where several train together."""
         mesh = self.settings.mesh
@@ -395,19 +381,13 @@ class Trainer:
             mesh.share(self.state.saved(without=("optimizer", "index", "plateau")), self.members)
 
     def _read_sums(self) -> tuple[dict[str, list[float]], dict[str, float]]:
-        per_member: dict[str, list[float]] = {}
-        whole: dict[str, float] = {}
-        for name, total in self.state.sums.items():
-            seen = self.state.seen[name]
-            mean = (total / seen).cpu()
-            if mean.ndim:
-                # Kinds whose members share a pass in training log one value for all of them.
-                per_member[name] = mean.expand(self.members.num_trained).tolist()
-            else:
-                whole[name] = float(mean)
-            total.zero_()
-            seen.zero_()
-        return per_member, whole
+        sums, seen = self.state.sums, self.state.seen
+        means = {name: (total / seen[name]).cpu() for name, total in sums.items()}
+        for tensor in (*sums.values(), *seen.values()):
+            tensor.zero_()
+        # Kinds whose members share a pass in training log one value for all of them.
+        per_member = {n: mean.expand(self.members.num_trained).tolist() for n, mean in means.items() if mean.ndim}
+        return per_member, {name: float(mean) for name, mean in means.items() if not mean.ndim}
 
     def _handle_divergence(self) -> None:
         """Stop, or go on without them, if the sum of some members' losses is no longer finite."""
