@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,12 @@ def export(
         (True, 'model.pt2')
     """
     path = Path(path)
-    _check_file(path, precision)
+    if path.suffix not in (".onnx", ".pt2"):
+        raise ValueError(f"Files are written as .onnx or .pt2; got {path.name!r}.")
+    if path.suffix == ".onnx":
+        need(f"Writing {path.name}", "export", "onnx", "onnxscript", "onnxruntime")
+    elif precision == "int8":
+        raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
     example = _checked_example(example, precision)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
@@ -123,15 +129,6 @@ def export(
     return Exported(path, path.stat().st_size, error, correlation)
 
 
-def _check_file(path: Path, precision: str) -> None:
-    if path.suffix not in (".onnx", ".pt2"):
-        raise ValueError(f"Files are written as .onnx or .pt2; got {path.name!r}.")
-    if precision == "int8" and path.suffix == ".pt2":
-        raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
-    if path.suffix == ".onnx":
-        need(f"Writing {path.name}", "export", "onnx", "onnxscript", "onnxruntime")
-
-
 def _checked_example(example: Any, precision: str) -> Any:
     try:
         example = tree_map(lambda leaf: torch.as_tensor(leaf).cpu(), plain(example))
@@ -143,8 +140,7 @@ def _checked_example(example: Any, precision: str) -> Any:
         raise ValueError("`example` must be a tensor of at least one input, or a tree of such tensors.")
     if precision != "fp32" and len(leaves[0]) < _ROWS_TO_RANK:
         raise ValueError(
-            f"Whether {precision} keeps the order of scores is seen on at least {_ROWS_TO_RANK} inputs; `example` has "
-            f"{len(leaves[0])}. Give more, such as held-out ones."
+            f"Whether {precision} keeps the order of scores is seen on at least {_ROWS_TO_RANK} inputs; got {len(leaves[0])}."
         )
     return example
 
@@ -226,10 +222,7 @@ class _Graph(nn.Module):
 def _likelihood(outputs: Tensor, loss: str | None, alarm: Alarm | None) -> Likelihood:
     """Return how outputs are read: as asked for, as the alarm does, or as their number tells."""
     if outputs.ndim != 3:
-        raise ValueError(
-            "Members must return (batch, outputs), which makes (members, batch, outputs); the ensemble gives "
-            f"{tuple(outputs.shape)}."
-        )
+        raise ValueError(f"Members must return (batch, outputs); the ensemble gives {tuple(outputs.shape)}.")
     single = outputs.shape[-1] == 1
     given = "auto" if alarm is None else alarm.scorer.loss
     told = given if given != "auto" else "mse" if single else "cross_entropy"
@@ -313,9 +306,14 @@ def _write(graph: _Graph, example: Any, limit: Tensor | None, path: Path, facts:
         if path.suffix == ".pt2":
             torch.export.save(program, path, extra_files={name: json.dumps(fact) for name, fact in facts.items()})
             return
+        from onnx_ir.passes.common import ClearMetadataAndDocStringPass, DeduplicateInitializersPass
+
         outputs = list(graph(**arguments))
         traced = torch.onnx.export(program, input_names=names, output_names=outputs, dynamo=True, verbose=False)
     assert traced is not None
+    # Members that share weights were traced with copies of them; notes about nodes name files of the machine that exported.
+    for tidy in (DeduplicateInitializersPass(size_limit=sys.maxsize), ClearMetadataAndDocStringPass()):
+        tidy(traced.model)
     defaults = {} if limit is None else {"limit": limit.numpy()}
     path.write_bytes(finish(traced.model_proto, defaults, facts, int8))
 
@@ -352,8 +350,7 @@ def _compare(
             )
     elif correlation < _LEAST_RANK_CORRELATION:
         raise ValueError(
-            f"In {precision} scores keep their order only to a rank correlation of {correlation:.4f}, below "
-            f"{_LEAST_RANK_CORRELATION}, so nothing is written. Choose a higher precision."
+            f"In {precision} scores keep their order only to a rank correlation of {correlation:.4f}. Choose a higher precision."
         )
     return error, correlation
 

@@ -38,36 +38,14 @@ def finish(model: Any, defaults: Mapping[str, NDArray[Any]], facts: Mapping[str,
 
     for name, value in defaults.items():  # an initializer of the same name is an input's default
         model.graph.initializer.append(numpy_helper.from_array(value, name))
-    merge_equal_initializers(model.graph)
     if int8:
         quantise_weights(model.graph)
     # Shapes of what is inside follow from the graph; those that were traced name axes that a changed graph no longer has.
     del model.graph.value_info[:]
-    for node in model.graph.node:
-        # What the exporter notes about a node names files of the machine it ran on.
-        node.ClearField("doc_string")
-        del node.metadata_props[:]
     for name, fact in facts.items():
         model.metadata_props.add(key=name, value=json.dumps(fact))
     checker.check_model(model)
     return model.SerializeToString()
-
-
-def merge_equal_initializers(graph: Any) -> None:
-    """Store equal tensors once: members that share weights were traced with copies of them."""
-    kept: dict[bytes, str] = {}
-    merged: dict[str, str] = {}
-    inputs = {value.name for value in graph.input}
-    for tensor in list(graph.initializer):
-        name, tensor.name = tensor.name, ""
-        content = tensor.SerializeToString()
-        tensor.name = name
-        if name not in inputs and kept.setdefault(content, name) != name:
-            merged[name] = kept[content]
-            graph.initializer.remove(tensor)
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            node.input[place] = merged.get(name, name)
 
 
 def quantise_weights(graph: Any) -> None:

@@ -64,8 +64,6 @@ def predict(
     # Seeded: loaders, and members that draw even in evaluation, would move the global generators.
     with evaluation_mode(members), seeded(0), members.returning_all(outputs == "all"):
         found = [_kept(_of_rows(run(b), b), home) for b in _batches(members, given, run, batch_size, memory_limit)]
-    if not found:
-        raise ValueError("There is nothing to predict: `x` gives no batch.")
     joined = join_rows(found, axis=1)
     return joined.value() if isinstance(joined, Tree) else joined
 
@@ -139,8 +137,6 @@ def predict_scores(
             if not parts:
                 check_member_logits(outputs)
             parts.append(_kept(found, home))
-    if not parts:
-        raise ValueError("There is nothing to score: `x` gives no batch.")
     scores = torch.cat(parts, dim=1)
     if not bool(scores.isfinite().all()):
         row = int((~scores.isfinite()).any(0).nonzero()[0, 0])
@@ -164,8 +160,7 @@ def _of_rows(result: Any, batch: Batch) -> Any:
     """Return outputs, or say that they are not one a row: what one input without a batch axis makes of a linear layer."""
     if isinstance(result, Tensor) and (result.ndim < 2 or result.shape[1] != len(batch)):
         raise ValueError(
-            f"Members must return one output for each of {len(batch)} inputs, (members, inputs, ...); got {tuple(result.shape)}. "
-            "One input alone is `x[None]`."
+            f"Outputs must be (members, {len(batch)}, ...); got {tuple(result.shape)}. One input alone is `x[None]`."
         )
     return result
 
@@ -179,12 +174,14 @@ def _batches(
     members: Members, x: Inputs, run: Callable[[Any], object], batch_size: int, memory_limit: int | None
 ) -> Iterator[Batch]:
     """Yield batches on the ensemble's device, none larger than fits under the limit."""
-    place, fitting = device_of(members), None
+    place, fitting, batch = device_of(members), None, None
     for batch in input_batches(x, batch_size):
         batch = batch.to(place)
         if memory_limit is not None and fitting is None:
             fitting = inputs_under(memory_limit, run, batch)
         yield from batch.split(len(batch) if fitting is None else fitting)
+    if batch is None:
+        raise ValueError("There is nothing to predict: `x` gives no batch.")
 
 
 @checked

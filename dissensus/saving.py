@@ -112,7 +112,8 @@ def load(
     """
     folder = Path(folder)
     config = _config(folder)
-    kind = make_again({"name": config["kind"]}, [*allow, config["kind"]] if _is_kind(config["kind"]) else allow)
+    own = [config["kind"]] if config["kind"].startswith("dissensus.members.") else []
+    kind = make_again({"name": config["kind"]}, [*allow, *own])
     arguments = dict(config["arguments"])
     given = {"make_head": make_head, "output": output} | {
         name: make_member for name in _NETWORKS if name != "make_head"
@@ -127,10 +128,6 @@ def load(
     members.train(config["training"])
     members.decide_as(config["decisions"])
     return members.to(device)
-
-
-def _is_kind(name: str) -> bool:
-    return name.startswith("dissensus.members.")
 
 
 def _argument(name: str, description: Any, given: Any, allow: Collection[str]) -> Any:

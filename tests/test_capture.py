@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_unflatten
 
 import dissensus as ds
 from dissensus._machine import inputs_under, peak_bytes
@@ -148,12 +149,12 @@ class Recorded:
 
     made = 0
 
-    def __init__(self, function, tensors):
-        self.function = function
+    def __init__(self, function, tensors, spec):
+        self.function, self.spec = function, spec
         Recorded.made += 1
 
     def replay(self, tensors):
-        return self.function(*tensors)
+        return self.function(*tree_unflatten(tensors, self.spec))
 
 
 @pytest.fixture

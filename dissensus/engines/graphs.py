@@ -113,33 +113,23 @@ class Captured(Generic[Result]):
         if self.why_not is not None or not _on_gpu(given[0]) or torch.is_grad_enabled():
             return self.function(*given)
         leaves, spec = tree_flatten(given)
-        kind = (
-            torch.is_autocast_enabled("cuda"),
-            str(spec),
-            *(None if t is None else (t.shape, t.dtype, t.stride()) for t in leaves),
-        )
-        return self._run(kind, tuple(leaves), spec)
-
-    def _run(self, kind: tuple[Any, ...], tensors: tuple[Tensor | None, ...], spec: TreeSpec) -> Result:
-        def function(*leaves: Tensor | None) -> Result:
-            return self.function(*tree_unflatten(list(leaves), spec))
-
+        shapes = [None if t is None else (t.shape, t.dtype, t.stride()) for t in leaves]
+        kind = (self.name, torch.is_autocast_enabled("cuda"), str(spec), *shapes)
         if kind in self._graphs:
-            return self._graphs[kind].replay(tensors)
+            return self._graphs[kind].replay(leaves)
         number = self._passes[kind] = self._passes.get(kind, 0) + 1
-        known = self._known.get((self.name, kind))
-        if known is None:
-            self._known[self.name, kind] = "met"
-        elif known == "met":
-            return self._watched(kind, function, tensors)
-        if known != "can" or not self._repays(number):
-            return function(*tensors)
-        try:
-            self._graphs[kind] = _Graph(function, tensors)
-        except Exception as failure:  # whatever a user's module does that cannot be captured
-            self._give_up(kind, (str(failure).splitlines() or [type(failure).__name__])[0])
-            return function(*tensors)
-        return self._graphs[kind].replay(tensors)
+        known = self._known.get(kind)
+        if known == "met":
+            return self._watched(kind, given)
+        self._known.setdefault(kind, "met")
+        if known == "can" and self._repays(number):
+            try:
+                self._graphs[kind] = _Graph(self.function, leaves, spec)
+            except Exception as failure:  # whatever a user's module does that cannot be captured
+                self._give_up(kind, (str(failure).splitlines() or [type(failure).__name__])[0])
+            else:
+                return self._graphs[kind].replay(leaves)
+        return self.function(*given)
 
     def expect(self, passes: int | None) -> None:
         """Begin another set, which takes so many calls; programs stay."""
@@ -149,18 +139,16 @@ class Captured(Generic[Result]):
     def _repays(self, number: int) -> bool:
         return number > _REPAYS // 2 if self.passes is None else self.passes - number >= _REPAYS
 
-    def _watched(
-        self, kind: tuple[Any, ...], function: Callable[..., Result], tensors: tuple[Tensor | None, ...]
-    ) -> Result:
+    def _watched(self, kind: tuple[Any, ...], given: tuple[Any, ...]) -> Result:
         with _Watch() as watch:  # type: ignore[no-untyped-call]
-            result = function(*tensors)
-        self._known[self.name, kind] = "can"
+            result = self.function(*given)
+        self._known[kind] = "can"
         if watch.found is not None or not watch.computes:
             self._give_up(kind, watch.found or "there is nothing to compute")
         return result
 
     def _give_up(self, kind: tuple[Any, ...], reason: str) -> None:
-        self.why_not, self._known[self.name, kind] = reason, "cannot"
+        self.why_not, self._known[kind] = reason, "cannot"
         log.info("predictions run uncaptured: %s", reason)
 
 
@@ -171,14 +159,14 @@ def _on_gpu(batch: Any) -> bool:
 class _Graph(Generic[Result]):
     """One captured call on memory of its own."""
 
-    def __init__(self, function: Callable[..., Result], tensors: tuple[Tensor | None, ...]) -> None:
+    def __init__(self, function: Callable[..., Result], tensors: list[Tensor | None], spec: TreeSpec) -> None:
         self.inputs = [None if t is None else torch.empty_like(t).copy_(t) for t in tensors]
         # Weights that autocast cast during a capture live in the graph's memory; no later pass may find them.
         on, kind = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         with torch.autocast("cuda", kind, cache_enabled=False) if on else nullcontext():
-            self.graph, self.result = capture(lambda: function(*self.inputs))
+            self.graph, self.result = capture(lambda: function(*tree_unflatten(self.inputs, spec)))
 
-    def replay(self, tensors: tuple[Tensor | None, ...]) -> Result:
+    def replay(self, tensors: list[Tensor | None]) -> Result:
         for own, given in zip(self.inputs, tensors, strict=True):
             if own is not None and given is not None:
                 own.copy_(given, non_blocking=True)
@@ -187,15 +175,10 @@ class _Graph(Generic[Result]):
 
 
 class _Watch(TorchDispatchMode):
-    """Looks for operations that a capture would freeze or cannot hold.
+    """Looks for operations that a capture would freeze or cannot hold."""
 
-    Attributes:
-        found: What the first such operation does; None if there is none.
-        computes: Whether there is any operation but views, which are not worth a capture: it would be empty.
-    """
-
-    found: str | None = None
-    computes: bool = False
+    found: str | None = None  # what the first such operation does
+    computes: bool = False  # whether there is any but views, which are not worth a capture: it would be empty
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -22,34 +22,21 @@ def runs_as_kernel(values: Tensor) -> bool:
 
 @library.custom_op("dissensus::update_by_adam", mutates_args=("values", "first", "second"), device_types="cuda")
 def update_by_adam(
-    values: Tensor,
-    first: Tensor,
+    values: Tensor,  # (all rows, columns)
+    first: Tensor,  # moments, as values
     second: Tensor,
-    gradient: list[Tensor],
-    rows: Tensor,
-    kept: Tensor | None,
-    decay: Tensor | None,
-    rate: Tensor,
-    floor: Tensor,
+    gradient: list[
+        Tensor
+    ],  # (rows, ...), of any precision: in order the columns from the first on; others stay as they are
+    rows: Tensor,  # which, all different
+    kept: Tensor | None,  # factor on the values before the step, (rows, 1); None for 1
+    decay: Tensor | None,  # share of the values that is added to the gradient, (rows, 1); None for 0
+    rate: Tensor,  # signed, with the corrections of both moments, (rows, 1)
+    floor: Tensor,  # what is added to the root of the second moments, (rows, 1)
     beta1: float,
     beta2: float,
 ) -> None:
-    """Take a step of Adam on some rows, in place; the same as `optimizers.Adam.update` on copies of them.
-
-    Args:
-        values: `(all rows, columns)`.
-        first: First moments, as `values`.
-        second: Second moments, as `values`.
-        gradient: One or more tensors, `(rows, ...)`, of any precision; their numbers in order are those of the columns from the
-            first on. Columns beyond them stay as they are.
-        rows: Which rows, all different.
-        kept: Factor on the values before the step, `(rows, 1)`; None for 1.
-        decay: Share of the values that is added to the gradient, `(rows, 1)`; None for 0.
-        rate: Signed rate with the corrections of both moments, `(rows, 1)`.
-        floor: What is added to the root of the second moments, `(rows, 1)`.
-        beta1: Decay of the first moments.
-        beta2: Decay of the second moments.
-    """
+    """Take a step of Adam on some rows, in place; the same as `optimizers.Adam.update` on copies of them."""
     columns = values.shape[1]
     assert all(tensor.stride() == (columns, 1) for tensor in (values, first, second))
     parts = [part.reshape(len(rows), -1).contiguous() for part in gradient]

@@ -56,7 +56,7 @@ def trace(
     def traced(before: Attributes) -> torch.fx.GraphModule:
         drawn = _generators()
         # The dispatcher in Python takes decompositions that are the same on every device (no cuDNN BatchNorm, for one).
-        with _fakes() as fake, torch._dispatch.python.enable_python_dispatcher():  # type: ignore[attr-defined]
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch._dispatch.python.enable_python_dispatcher():  # type: ignore[attr-defined]
             program = make_fx(function)(*map(fake.from_tensor, tensors))
         _check(program, before, _generators() == drawn)
         return program
@@ -79,27 +79,20 @@ def trace(
 
 def shapes_of(function: Callable[..., Any], tensors: Sequence[Tensor], modules: Iterable[nn.Module]) -> Any:
     """Return what a function gives for such arguments as fake tensors; nothing is computed."""
-    with _understood(modules), seeded(0, alone=True), _fakes() as fake:
+    with _understood(modules), seeded(0, alone=True), FakeTensorMode(allow_non_fake_inputs=True) as fake:
         return function(*map(fake.from_tensor, tensors))
 
 
 @contextmanager
 def _understood(modules: Iterable[nn.Module]) -> Iterator[Attributes]:
     """Say of whatever fails inside why it cannot be traced, and give modules back what they kept in Python."""
-    kept = Attributes(modules)
-    try:
-        yield kept
-    except NotTraceableError:
-        raise
-    except Exception as failure:
-        raise NotTraceableError(_in_words(failure)) from failure
-    finally:
-        kept.put_back()
-
-
-def _fakes() -> FakeTensorMode:
-    # Without symbols for shapes and numbers: what depends on values fails at once.
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    with Attributes(modules) as kept:
+        try:
+            yield kept
+        except NotTraceableError:
+            raise
+        except Exception as failure:
+            raise NotTraceableError(_in_words(failure)) from failure
 
 
 def _in_words(failure: Exception) -> str:
@@ -126,7 +119,12 @@ def _check(program: torch.fx.GraphModule, kept: Attributes, drew_nothing: bool) 
     replaced = {tensor.untyped_storage().data_ptr() for tensor in kept.replaced() if _is_real(tensor)}
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
-            _check_operation(node)
+            if draws(node.target, node.args, node.kwargs):
+                raise NotTraceableError(f"it draws random numbers outside dropout layers ({node.target})")
+            given = zip(node.target._schema.arguments, node.args, strict=False)
+            written = [source for argument, source in given if argument.alias_info and argument.alias_info.is_write]
+            if any(isinstance(source, Node) and source.op == "get_attr" for source in written):
+                raise NotTraceableError("it changes a tensor that is neither parameter nor buffer")
         elif node.op == "get_attr":
             constant = getattr(program, str(node.target))
             if _is_real(constant) and constant.untyped_storage().data_ptr() in replaced:
@@ -135,24 +133,6 @@ def _check(program: torch.fx.GraphModule, kept: Attributes, drew_nothing: bool) 
 
 def _is_real(value: object) -> bool:
     return type(value) in (Tensor, nn.Parameter)
-
-
-def _check_operation(node: torch.fx.Node) -> None:
-    if draws(node.target, node.args, node.kwargs):
-        raise NotTraceableError(f"it draws random numbers outside dropout layers ({node.target})")
-    if any(source.op == "get_attr" for source in _written(node)):
-        raise NotTraceableError("it changes a tensor that is neither parameter nor buffer")
-
-
-def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the arguments that an operation changes."""
-    schema: Any = node.target._schema  # type: ignore[union-attr]
-    return [
-        given
-        for argument, given in zip(schema.arguments, node.args, strict=False)
-        if isinstance(given, torch.fx.Node)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
 
 
 @contextmanager
@@ -283,7 +263,11 @@ def _hand_over_parts(graph: Graph) -> None:
 
 def _as_computed(part: Any) -> Any:
     """Return what a part of a row was before it was cast to more digits and put in line."""
-    while part.target in (*_VIEWS, aten.clone.default) or _widens(part):
+    while part.target in (*_VIEWS, aten.clone.default) or _only_casts(part):
+        before, after = part.args[0].meta["val"], part.meta["val"]
+        widens = after.dtype == torch.float32 and before.dtype in (torch.bfloat16, torch.float16)
+        if _only_casts(part) and not (widens and before.device == after.device):
+            break
         part = part.args[0]
     return part
 
@@ -293,15 +277,6 @@ def _is_new(node: Any) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     return all(result.alias_info is None for result in node.target._schema.returns)
-
-
-def _widens(node: Any) -> bool:
-    return (
-        _only_casts(node)
-        and node.meta["val"].dtype == torch.float32
-        and node.args[0].meta["val"].dtype in (torch.bfloat16, torch.float16)
-        and node.args[0].meta["val"].device == node.meta["val"].device
-    )
 
 
 def take_out_counters(program: GraphModule, names: list[str]) -> dict[str, int]:

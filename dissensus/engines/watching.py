@@ -1,8 +1,7 @@
 """Watching a function run: what it draws, how much it computes, and what its modules keep in Python."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ _BOXES = (list, deque, dict, set)
 
 
 class Attributes:
-    """What modules keep in Python, as it was; to be put back, and to see what a function changed."""
+    """What modules keep in Python, as it was: put back after a `with` block, and to see what a function changed."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._kept = [
@@ -89,7 +88,10 @@ class Attributes:
             if not torch._C._functorch.is_functorch_wrapped_tensor(value)
         ]
 
-    def put_back(self) -> None:
+    def __enter__(self) -> "Attributes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Give every module back what it had."""
         for module, kept, buffers, parameters in self._kept:
             for key in [key for key in module.__dict__ if key not in kept]:
@@ -122,13 +124,3 @@ def _plain(value: object) -> object:
     if isinstance(value, set | frozenset):
         return frozenset(map(_plain, value))
     return tuple(map(_plain, value)) if isinstance(value, list | tuple | deque) else None
-
-
-@contextmanager
-def kept_as_is(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Give modules back, after a block, what they kept in Python."""
-    before = Attributes(modules)
-    try:
-        yield
-    finally:
-        before.put_back()

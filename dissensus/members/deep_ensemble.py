@@ -13,7 +13,7 @@ from dissensus._signatures import checked
 from dissensus.construction import describe
 from dissensus.data.trees import Output, call, pick, signature
 from dissensus.engines.graphs import for_each_member
-from dissensus.engines.watching import kept_as_is, look_at
+from dissensus.engines.watching import Attributes, look_at
 from dissensus.members.members import Keys, Members, under
 from dissensus.members.shared import fastest_layout
 from dissensus.members.stacking import (
@@ -177,7 +177,7 @@ class DeepEnsemble(Members):
             ]
         )
         if kind_of_batch not in self.decisions:
-            with seeded(0, alone=True), kept_as_is(self.parts()), self.returning_all(False):
+            with seeded(0, alone=True), Attributes(self.parts()), self.returning_all(False):
                 why, random = self._probe(tensors, x, own, rows, keys)
             self.decisions[kind_of_batch] = {"training": self.training, "why_loop": why, "random": random}
             self.release()  # of the copies that the probe lent

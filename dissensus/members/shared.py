@@ -13,7 +13,7 @@ from torch.func import functional_call
 from dissensus._signatures import whole_number
 from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
-from dissensus.engines.watching import kept_as_is, look_at
+from dissensus.engines.watching import Attributes, look_at
 from dissensus.members.members import Keys, Members, under
 from dissensus.members.stacking import Tensors, check_nets, copies_of, has_layer, keep_weights_apart, quiet_weights
 from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, put_layer, rewind_dropout
@@ -106,7 +106,7 @@ class SharedMembers(Members):
         """Run rows that each belong to a member, `owners`; return their outputs."""
         if self.net.training and "training" not in self.decisions:
             # Whether the network draws random numbers that are not a dropout layer's.
-            with seeded(0, alone=True), kept_as_is(self.parts()), torch.no_grad():
+            with seeded(0, alone=True), Attributes(self.parts()), torch.no_grad():
                 drawn, _ = look_at(lambda: self._run_net(copies_of(tensors), x.detach(), owners, keys))
             self.decisions["training"] = {"random": bool(drawn)}
         random = self.net.training and self.decisions["training"]["random"]

@@ -41,7 +41,7 @@ class CheckpointFolder:
 
     def exists(self, kind: str = "last") -> bool:
         """Whether there is a checkpoint of this kind, whole or not."""
-        return bool(self._paths(kind)) or self._old(kind)
+        return bool(self._paths(kind))
 
     def save(
         self,
@@ -85,13 +85,8 @@ class CheckpointFolder:
                 return tensors, facts, " ".join(problems) or None
             except CheckpointError as problem:
                 problems.append(str(problem))
-        if self._old(kind):
-            problems.append(
-                "It was written by an earlier version of dissensus, whose checkpoints this one does not read."
-            )
         raise CheckpointError(
-            f"No usable checkpoint in {self.folder}: {' '.join(problems) or 'there is none.'} "
-            "To start again, move or delete the folder."
+            f"No usable checkpoint in {self.folder}: {' '.join(problems) or 'there is none.'} To start again, move or delete it."
         )
 
     def _paths(self, kind: str) -> list[Path]:
@@ -101,23 +96,10 @@ class CheckpointFolder:
     def _clear(self, kind: str, newest: str) -> None:
         """Remove all but two checkpoints, and blocks that belong to none; another process may write the next ones already."""
         kept = [path.stem for path in self._paths(kind)[:2]]
-        for old in self._paths(kind)[2:]:
-            old.unlink(missing_ok=True)
-        for block in self.folder.glob(f"{kind}-*.safetensors"):
-            name = re.sub(r"-\d+-of-\d+$", "", block.stem)
+        for path in (*self._paths(kind), *self.folder.glob(f"{kind}-*.safetensors")):
+            name = re.sub(r"-\d+-of-\d+$", "", path.stem)
             if name not in kept and name < newest:
-                block.unlink(missing_ok=True)
-
-    def _old(self, kind: str) -> bool:
-        """Whether there is a checkpoint of an earlier format: a list of them, or one file with its digest in the header."""
-        heads = (_start(path) for path in self.folder.glob(f"{kind}-*.safetensors"))
-        digest = b'{"__metadata__":{"sha256"'
-        return (self.folder / f"{kind}.json").exists() or any(head.startswith(digest) for head in heads)
-
-
-def _start(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(64)[8:]
+                path.unlink(missing_ok=True)
 
 
 def _block(name: str, place: int, count: int) -> str:
@@ -210,21 +192,14 @@ def describe(value: Any) -> str:
     return described(value) or type(value).__qualname__
 
 
-def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Say what differs first between two descriptions; None if nothing does."""
-    for key in [*stored, *now]:
-        if stored.get(key) != now.get(key):
-            return f"{key} is {stored.get(key, 'absent')} there and {now.get(key, 'absent')} here"
-    return None
-
-
-def check_same_run(
-    facts: Mapping[str, Any], where: str, network: Mapping[str, str], settings: Mapping[str, Any]
-) -> None:
+def check_same_run(facts: Mapping[str, Any], where: str, identity: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a checkpoint of another network or of a run with other settings; `where` names it."""
-    if (difference := first_difference(facts["architecture"], network)) is not None:
-        raise CheckpointError(f"{where} is of another architecture: {difference}. Use the network it was made with.")
-    if (difference := first_difference(facts["settings"], settings)) is not None:
-        raise CheckpointError(
-            f"{where} belongs to a run with other settings: {difference}. Give the same settings, or choose another folder."
-        )
+    for what, refusal, advice in (
+        ("architecture", "is of another architecture", "Use the network it was made with."),
+        ("settings", "belongs to a run with other settings", "Give the same settings, or choose another folder."),
+    ):
+        stored, now = facts[what], identity[what]
+        for key in [*stored, *now]:
+            if stored.get(key) != now.get(key):
+                difference = f"{key} is {stored.get(key, 'absent')} there and {now.get(key, 'absent')} here"
+                raise CheckpointError(f"{where} {refusal}: {difference}. {advice}")

@@ -28,8 +28,10 @@ from dissensus.engines.trace import (
     trace,
     work_in,
 )
+from dissensus.members import Members
 from dissensus.objectives.objective import OutputObjective
 from dissensus.training.mesh import MeshStep
+from dissensus.training.optimizers import SeparateOptimizers
 from dissensus.training.state import TrainState
 from dissensus.training.step import TrainStep
 
@@ -75,84 +77,81 @@ def single_member_step(train_step: TrainStep) -> TrainStep:
     return replace(train_step, members=train_step.members.single(), blocks=blocks)
 
 
-class Replay:
-    """A traced step: its programs, bound to the tensors of one state, and run again and again.
+def _traced(function: Callable[..., Any], state: TrainState, members: Members, *more: Tensor, by: Any = trace) -> Any:
+    """Trace a function of a state, and of further tensors, that runs these members."""
+    own = state.leaves()
+    return by(lambda *given: function(state.with_leaves(given), *given[len(own) :]), [*own, *more], members.parts())
 
-    Attributes:
-        programs: Programs by name: `step`, or `forward`, `judge` and `backward`, and `update` where gradients are exchanged.
-        units: The tensors of each run of a program: every member's, or those of all in one.
-        counters: How much the step adds to BatchNorm's counters, by place in the state, where that was taken out of the programs.
-    """
+
+class Replay:
+    """A traced step: its programs, bound to the tensors of one state, and run again and again."""
 
     def __init__(self, train_step: TrainStep, state: TrainState, size: int) -> None:
         self.form = form_of(train_step, state)
         self.train_step, self.state, self.size = train_step, state, size
         self.apart = self.form in ("by member", "in parts")
+        # `step`, or `forward`, `judge` and `backward`, and `update` where gradients are exchanged.
         self.programs: dict[str, Any] = {}
+        # How much the step adds to BatchNorm's counters, by place in the state, where that was taken out of the programs.
         self.counters: dict[str, int] = {}
+        one, given = train_step, state
         if self.apart:
-            self._trace(single_member_step(train_step), state.row(0, train_step.feed.own))
-        else:
-            self._trace(train_step, state)
+            one, given = single_member_step(train_step), state.row(0, train_step.feed.own)
+        (self._trace_parts if self.form in ("in parts", "on mesh") else self._trace_whole)(one, given)
         counted = [(t, self.counters.get(name)) for name, t in zip(state.names(), state.leaves(), strict=True)]
         self._counted = {n: [t for t, added in counted if added == n] for n in set(self.counters.values())}
         self.bind()
 
-    def _trace(self, one: TrainStep, given: TrainState) -> None:
-        """Trace the programs of a step of one member, or of all, on tensors like the given ones."""
-        size, modules = self.size, list(one.members.parts())
-        if self.form in ("in parts", "on mesh"):
-            self._trace_parts(one, given, modules)
-            return
+    def _trace_whole(self, one: TrainStep, given: TrainState) -> None:
+        """Trace a step of one member, or of all, on tensors like the given ones."""
 
-        def step(*tensors: Tensor) -> tuple[()]:
-            one(given.with_leaves(tensors), size, advance=False)
+        def step(state: TrainState) -> tuple[()]:
+            one(state, self.size, advance=False)
             return ()
 
-        self.programs["step"] = program = trace(step, given.leaves(), modules)
+        self.programs["step"] = program = _traced(step, given, one.members)
         self.counters = take_out_counters(program, given.names())
 
-    def _trace_parts(self, one: TrainStep, given: TrainState, modules: list[torch.nn.Module]) -> None:
-        whole, state, size = self.train_step, self.state, self.size
-        if whole.batch_is_cut and any(isinstance(module, torch.nn.SyncBatchNorm) for module in modules):
+    def _trace_parts(self, one: TrainStep, given: TrainState) -> None:
+        whole, size, members = self.train_step, self.size, one.members
+        if whole.batch_is_cut and any(isinstance(module, torch.nn.SyncBatchNorm) for module in members.parts()):
             raise NotTraceableError("SyncBatchNorm asks other processes in the middle of a pass")
 
-        def forward(*tensors: Tensor) -> tuple[Tensor, list[Tensor]]:
-            return one.forward(given.with_leaves(tensors), size)[:2]
+        def forward(state: TrainState) -> tuple[Tensor, list[Tensor]]:
+            begun = one.begin(state, size)
+            return one.outputs(begun), begun.leaves
 
-        def step(*tensors: Tensor) -> tuple[Tensor | None, ...]:
-            now = given.with_leaves(tensors[:-1])
-            outputs, leaves, rows = one.forward(now, size)
-            gradients = one.backward(outputs, leaves, tensors[-1])
+        def step(state: TrainState, gradient: Tensor) -> tuple[Tensor | None, ...]:
+            begun = one.begin(state, size)
+            outputs = one.outputs(begun)
+            gradients = one.backward(outputs, begun.leaves, gradient)
             if whole.batch_is_cut:
                 return outputs, *gradients
-            one.descend(now, gradients, rows)
+            one.descend(begun, gradients)
             return (outputs,)
 
-        def judge(*tensors: Tensor) -> Tensor:
-            return whole.judge(state.with_leaves(tensors[:-1]), size, tensors[-1])
+        def judge(state: TrainState, outputs: Tensor) -> Tensor:
+            return whole.judge(whole.begin(state, size), outputs)
 
-        def update(*tensors: Tensor) -> tuple[()]:
-            count = len(given.parameters)
-            now = given.with_leaves(tensors[:-count])
-            one.descend(now, tensors[-count:], one._begin(now, size)[3])
+        def update(state: TrainState, *gradients: Tensor) -> tuple[()]:
+            one.descend(one.begin(state, size), gradients)
             return ()
 
-        output, leaves = shapes_of(forward, given.leaves(), modules)
-        own = torch.zeros(output.shape, dtype=output.dtype, device=state.index.device)
-        program = trace(step, [*given.leaves(), own], modules)
+        output, leaves = _traced(forward, given, members, by=shapes_of)
+        own = torch.zeros(output.shape, dtype=output.dtype, device=given.index.device)
+        program = _traced(step, given, members, own)
         self.counters = take_out_counters(program, [*given.names(), ""])
         self.programs["forward"], self.programs["backward"] = split_at_last_input(program)
         if not whole.asks_others:
             count = whole.members.num_trained if whole.compares else len(own)
             judged = own.new_zeros((count, size, *own.shape[2:]))
-            self.programs["judge"] = trace(judge, [*state.leaves(), judged], whole.members.parts())
+            self.programs["judge"] = _traced(judge, self.state, whole.members, judged)
         if whole.batch_is_cut:
             gradients = [torch.zeros(t.shape, dtype=t.dtype, device=own.device) for t in leaves]
-            self.programs["update"] = trace(update, [*given.leaves(), *gradients], modules)
+            self.programs["update"] = _traced(update, given, members, *gradients)
 
     def bind(self) -> None:
-        """Look up the tensors that programs run on; again where the state has others, such as another batch."""
+        """Look up the tensors of each run of a program, every member's or all; again where the state has others, such as a batch."""
         own, members = self.train_step.feed.own, range(self.train_step.members.num_trained)
         self.tensors = self.state.leaves()
         self.units = [self.state.row(index, own).leaves() for index in members] if self.apart else [self.tensors]
@@ -202,7 +201,7 @@ class Replay:
         fan_out(forward, len(units))
         outputs = step.exchange(torch.cat([result[0] for result in results]), self.size)
         if step.asks_others:
-            gradient = step.judge(self.state, self.size, outputs)
+            gradient = step.judge(step.begin(self.state, self.size), outputs)
         else:
             gradient = programs["judge"](*self.tensors, outputs)
         fan_out(backward, len(units))
@@ -230,8 +229,8 @@ class GraphReplay(Replay):
         self.streams = [torch.cuda.Stream() for _ in range(at_once)]
         self.pace = Pace(train_step.total_steps)
         self.steps, self.side = 0, torch.cuda.Stream()
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.several: torch.cuda.CUDAGraph | None = None
+        # By how many steps they take.
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def take(self, state: TrainState, limit: int) -> int:
         """Take one step, or a graph of several once steps turned out to be short."""
@@ -241,15 +240,11 @@ class GraphReplay(Replay):
         if self.steps < WARM_UP_STEPS:
             self._warm_up()
             return 1
-        if self.graph is None:
-            self.graph = self._capture(1)
-        if limit < AT_ONCE or not self.pace.short():
-            self.graph.replay()
-            return 1
-        if self.several is None:
-            self.several = self._capture(AT_ONCE)
-        self.several.replay()
-        return AT_ONCE
+        steps = AT_ONCE if limit >= AT_ONCE and self.pace.short() else 1
+        if steps not in self.graphs:
+            self.graphs[steps] = self._capture(steps)
+        self.graphs[steps].replay()
+        return steps
 
     def _warm_up(self) -> None:
         """Take one step, members in turn, as capturing wants it: on a stream that is not the default one."""
@@ -344,7 +339,7 @@ def choose_engine(name: str, train_step: TrainStep, state: TrainState, size: int
     """Return the engine asked for, or by a rule the one that will finish `steps` steps soonest; None for steps as they are written."""
     concurrent = train_step.settings.concurrent_members is not None
     free = name == "auto" and not concurrent
-    if free and (steps < TRACE_STEPS or not train_step.optimizer.traceable):
+    if free and (steps < TRACE_STEPS or isinstance(train_step.optimizer, SeparateOptimizers)):
         return None
     if concurrent:
         _prepare_by_member(train_step, state, size)
@@ -382,12 +377,11 @@ def _prepare_by_member(train_step: TrainStep, state: TrainState, size: int) -> N
     if reason is None and not state.sums:
         single, row = single_member_step(train_step), state.row(0, train_step.feed.own)
 
-        def logged(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-            given = row.with_leaves(tensors)
+        def logged(given: TrainState) -> dict[str, Tensor]:
             single(given, size, advance=False)
             return given.sums
 
-        for name, value in shapes_of(logged, row.leaves(), single.members.parts()).items():
+        for name, value in _traced(logged, row, single.members, by=shapes_of).items():
             train_step.make_sum(state, name, (train_step.members.num_trained,) if value.ndim else ())
         reason = why_not_by_member(train_step, state)
     if reason is not None:

@@ -1,10 +1,10 @@
 """`fit`: what users hand over, checked and made into batches, and trained on by the only loop."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dissensus._checks import explained
 from dissensus._machine import threads_for
 from dissensus._signatures import checked, refuse
 from dissensus.data import sources
@@ -36,9 +35,11 @@ from dissensus.training.schedules import AnySchedule
 from dissensus.training.trainer import Run, Settings, Trainer
 from dissensus.training.validation import CollusionWatch
 
+Example: TypeAlias = tuple[Batch, Tensor]
+
 
 @dataclass(frozen=True)
-class _Wishes:
+class _Feeding:
     """How training data is to be gone through; see `fit`."""
 
     members: Members
@@ -54,9 +55,7 @@ class _Wishes:
     def order(self, count: int, wish: Batches) -> Tensor:
         """Return the key of the order in which so many examples come, or one for each member's own."""
         if self.settings.drop_last and count < self.size:
-            raise ValueError(
-                f"last_batch='drop' leaves nothing of {count} examples in batches of {self.size}. Make `batch_size` smaller."
-            )
+            raise ValueError(f"last_batch='drop' leaves nothing of {count} examples. Make `batch_size` smaller.")
         own = (self.settings.batches or wish) == "own" and self.members.own_batches
         ids, seed = self.members.member_ids, self.settings.seed
         labels = [derive(seed, "order", m) for m in ids] if own else derive(seed, "order")
@@ -67,71 +66,63 @@ class _Wishes:
         if self.settings.batches == "own":
             raise ValueError(reason)
 
+    def feed_of(self, data: Pairs) -> tuple[feeds.Feed, Example]:
+        """Return where batches come from, and a few examples."""
+        settings, device = self.settings, self.device
+        if self.objective.batches == "shared":
+            self.only_shared(
+                f"{type(self.objective).__name__} compares members, so they must share batches. Leave `batches` out."
+            )
+        if isinstance(data, CachedFeatures):
+            return self._of_features(data)
+        if (arrays := sources.arrays_of(data)) is not None:
+            return self._of_arrays(*arrays)
+        self.only_shared("A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays.")
+        if isinstance(data, IterableDataset):
+            raise ValueError(
+                "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader with a length."
+            )
+        feed: feeds.Feed
+        if isinstance(data, DataLoader):
+            if settings.batch_size is not None:
+                raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
+            feed = feeds.LoaderFeed(data, settings.seed, device, settings.accumulate)
+        else:
+            assert isinstance(data, Dataset)
+            feed = feeds.DatasetFeed(data, self.size, settings.seed, device, settings.drop_last, settings.workers)
+        with seeded(0):
+            x, y, _ = next(iter(sources.weighted_batches(data, 2)))
+        return feed, (x[:2], y)
 
-def _feed_of(data: Pairs, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Any, Tensor]]:
-    """Return where batches come from, and a few examples."""
-    if wishes.objective.batches == "shared":
-        wishes.only_shared(
-            f"{type(wishes.objective).__name__} compares members, so they must share batches. Leave `batches` out."
-        )
-    if isinstance(data, CachedFeatures):
-        return _feature_feed(data, wishes)
-    if (arrays := sources.arrays_of(data)) is not None:
-        return _array_feed(*arrays, wishes)
-    wishes.only_shared("A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays.")
-    settings, device = wishes.settings, wishes.device
-    if isinstance(data, DataLoader):
-        if settings.batch_size is not None:
-            raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
-        return feeds.LoaderFeed(data, settings.seed, device, settings.accumulate), _first_of(data, 1)
-    assert isinstance(data, Dataset)
-    if isinstance(data, IterableDataset):
-        raise ValueError(
-            "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader around one that has a length."
-        )
-    feed = feeds.DatasetFeed(data, wishes.size, settings.seed, device, settings.drop_last, settings.workers)
-    return feed, _first_of(data, 2)
+    def _of_arrays(self, x: Rows, y: Tensor, weights: Tensor | None) -> tuple[feeds.Feed, Example]:
+        """Take batches of arrays from the device if they fit there."""
+        sources.check_pair(x, y, "training")
+        sources.check_weights(weights, len(x), "training")
+        objective, settings, device = self.objective, self.settings, self.device
+        y = _targets(x, y, objective.likelihood)
+        keys = self.order(len(x), "shared" if self.members.prefers_shared_batches else objective.batches)
+        # An objective that measures all inputs first has them read into memory, where that is the device's.
+        needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
+        data = (x, y) if weights is None else (x, y, weights.float())
+        kind = feeds.ArrayFeed if feeds.lives_on(x, device) or needs_all else feeds.HostFeed
+        return kind(data, self.size, keys, settings.drop_last, settings.workers or 2), (x[:2], y)
 
-
-def _first_of(data: Pairs, batch_size: int) -> tuple[Batch, Tensor]:
-    """Return two examples, with the targets of the batch they are of."""
-    with seeded(0):
-        x, y, _ = next(iter(sources.weighted_batches(data, batch_size)))
-    return x[:2], y
-
-
-def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Any, Tensor]]:
-    """Return batches of arrays, from the device if they fit there."""
-    sources.check_pair(x, y, "training")
-    sources.check_weights(weights, len(x), "training")
-    objective, settings, device = wishes.objective, wishes.settings, wishes.device
-    y = _targets(x, y, objective.likelihood)
-    keys = wishes.order(len(x), "shared" if wishes.members.prefers_shared_batches else objective.batches)
-    # An objective that measures all inputs first has them read into memory, where that is the device's.
-    needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
-    data = (x, y) if weights is None else (x, y, weights.float())
-    if feeds.lives_on(x, device) or needs_all:
-        there = tuple(part.to(device) for part in data)
-        return feeds.ArrayFeed(there, wishes.size, keys, settings.drop_last), (x[:2], y)
-    return feeds.HostFeed(data, wishes.size, keys, settings.drop_last, settings.workers or 2), (x[:2], y)
-
-
-def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Batch, Tensor]]:
-    """Return batches of features, from the device if they fit there."""
-    if data.targets is None:
-        raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
-    x, settings, device = data.rows(0, 2), wishes.settings, wishes.device
-    y = _targets(x, data.targets, wishes.objective.likelihood)
-    keys = wishes.order(data.num_examples, wishes.objective.batches)
-    limit = feeds.free_memory(device) // 2 if data.resident_limit is None else data.resident_limit
-    if feeds.lives_on(data.stored, device, limit):
-        there = data.resident(device), y.to(device)
-        return feeds.ArrayFeed(there, wishes.size, keys, settings.drop_last, data.passes), (x, y)
-    wishes.only_shared(
-        "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
-    )
-    keys, threads = wishes.order(data.num_examples, "shared"), settings.workers or 2
-    return feeds.HostFeed((data.stored, y), wishes.size, keys, settings.drop_last, threads, data.passes), (x, y)
+    def _of_features(self, data: CachedFeatures) -> tuple[feeds.Feed, Example]:
+        """Take batches of features from the device if they fit there."""
+        if data.targets is None:
+            raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
+        x, settings, device = data.rows(0, 2), self.settings, self.device
+        y = _targets(x, data.targets, self.objective.likelihood)
+        limit = feeds.free_memory(device) // 2 if data.resident_limit is None else data.resident_limit
+        whole = feeds.lives_on(data.stored, device, limit)
+        if not whole:
+            self.only_shared(
+                "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
+            )
+        keys = self.order(data.num_examples, self.objective.batches if whole else "shared")
+        kind = feeds.ArrayFeed if whole else feeds.HostFeed
+        options = settings.drop_last, settings.workers or 2, data.passes
+        return kind((data.stored, y), self.size, keys, *options), (x, y)
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
@@ -171,12 +162,10 @@ def check_smallest_batch(members: Members, smallest: int | None, accumulate: int
     def look(_: Any, given: tuple[Tensor, ...]) -> None:
         values.append(given[0].shape[2:].numel())
 
-    hooks = [module.register_forward_pre_hook(look) for module in norms]
-    try:
+    with ExitStack() as hooks:
+        for module in norms:
+            hooks.enter_context(module.register_forward_pre_hook(look))
         _outputs(members, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
     if 1 in values:
         raise ValueError(
             "The last batch of an epoch has one example, and BatchNorm layers need two or more. Pass last_batch='drop' (to a "
@@ -230,7 +219,7 @@ def _check_columns(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str
     wanted = 2 * given if likelihood.kind == "density" else given
     if outputs.shape[-1] != wanted:
         raise ValueError(
-            f"{likelihood.name} of {given} targets wants members with {wanted} outputs; they have {outputs.shape[-1]}."
+            f"{likelihood.name} of {given} targets wants {wanted} outputs; members have {outputs.shape[-1]}."
         )
     if likelihood.name == "poisson" and bool((y < 0).any()):
         raise ValueError(f"The {name} targets of poisson are counts, 0 or more; got {float(y.min()):g}.")
@@ -245,8 +234,7 @@ def _check_alike(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) 
         )
     if likelihood.kind == "labels" and not bool(((y >= 0) & (y <= 1)).all()):
         raise ValueError(
-            f"The {name} targets of {likelihood.name} must be 0 or 1 (or between) for each label; they go from {float(y.min()):g} to "
-            f"{float(y.max()):g}."
+            f"The {name} targets of {likelihood.name} must be 0 or 1 (or between); got {float(y.min()):g} to {float(y.max()):g}."
         )
 
 
@@ -254,7 +242,7 @@ def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: s
     """Refuse targets of dense outputs that are not one class index for each position."""
     if y.is_floating_point():
         raise ValueError(
-            f"The {name} targets of outputs with positions must be class indices (integers); got {y.dtype} shaped {tuple(y.shape)}."
+            f"The {name} targets of outputs with positions must be class indices (integers); got {y.dtype}."
         )
     few = outputs[:, :1].expand(-1, 1, *outputs.shape[2:])
     axis = class_axis_of(few, y[:1], likelihood.class_axis)
@@ -263,45 +251,29 @@ def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: s
         sources.check_labels_fit(counted, outputs.shape[axis], name)
 
 
-def list_batches(validation: Pairs | None, members: Members, likelihood: Likelihood, outputs: Tensor) -> Any:
+@dataclass(frozen=True)
+class _Held:
+    """Validation batches, from the start each time; what lies in a file is read anew."""
+
+    data: Pairs
+
+    def __iter__(self) -> Iterator[Triple]:
+        arrays = isinstance(self.data, tuple)
+        with nullcontext() if arrays else seeded(0):
+            yield from sources.weighted_batches(self.data, 2048 if arrays else 1024)
+
+
+def _held_out(validation: Pairs | None, members: Members, likelihood: Likelihood, outputs: Tensor) -> _Held | None:
     """Return validation batches, if there are any, that can be gone through again and again."""
-    if validation is None:
-        return None
-    arrays = sources.arrays_of(validation)
-    if arrays is None:
-        return _Again(validation)
+    if validation is None or (arrays := sources.arrays_of(validation)) is None:
+        return None if validation is None else _Held(validation)
     x, y, weights = arrays
     sources.check_pair(x, y, "validation")
     sources.check_weights(weights, len(x), "validation")
     y = _targets(x, y, likelihood)
     check_targets(outputs, y, likelihood, "validation")
     _outputs(members, next(iter(x.split(2))), "validation ")
-    return _Slices(x, y, weights)
-
-
-@dataclass(frozen=True)
-class _Slices:
-    """Batches of arrays, from the start each time; what lies in a file is read anew."""
-
-    x: Rows
-    y: Tensor
-    weights: Tensor | None
-
-    def __iter__(self) -> Iterator[Triple]:
-        yield from sources.weighted_batches(
-            (self.x, self.y) if self.weights is None else (self.x, self.y, self.weights), 2048
-        )
-
-
-class _Again:
-    """Batches of a Dataset or loader, from the start each time."""
-
-    def __init__(self, data: Pairs) -> None:
-        self.data = data
-
-    def __iter__(self) -> Any:
-        with seeded(0):
-            yield from sources.weighted_batches(self.data, 1024)
+    return _Held((x, y) if weights is None else (x, y, weights))
 
 
 @checked
@@ -435,18 +407,17 @@ def fit(
     whole, members = members, members.reader(data)
     if held is not None and whole.reader(held) is not members:
         raise ValueError(
-            "Training and validation data must both be inputs of the backbone, or both its cached features. Cache the other "
-            "one too."
+            "Training and validation data must both be inputs of the backbone, or both its cached features."
         )
     for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
-    feed, (few, targets) = _feed_of(data, _Wishes(members, objective, settings, target))
+    feed, (few, targets) = _Feeding(members, objective, settings, target).feed_of(data)
     outputs = _outputs(members, few)
     check_targets(outputs, targets, objective.likelihood)
     check_smallest_batch(members, feed.smallest, settings.accumulate, few)
     objective = _prepared(objective, feed, few)
     streams = _streams_of(objective, unlabelled, few, target)
-    held_out = list_batches(held, members, objective.likelihood, outputs)
+    held_out = _held_out(held, members, objective.likelihood, outputs)
     watch = CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
     trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
     trainer.result.members = whole.train()
@@ -469,19 +440,15 @@ def _objective_of(members: Members, data: Any) -> Objective:
         return Independent()
     y, x = arrays[1], arrays[0][:2]
     shares = y.ndim > 1 and y.shape[-1] > 1 and bool(((y[:2].sum(-1) - 1).abs() < 1e-3).all())  # class probabilities
-    with evaluation_mode(members), seeded(0):
-        outputs = explained(members, members)(x.to(device_of(members)))
-    fits = isinstance(outputs, Tensor) and regression_loss(outputs.shape[-1], y) == "mse"
+    fits = regression_loss(_outputs(members, x).shape[-1], y) == "mse"
     return Independent("mse") if fits and not shares else Independent()
 
 
 def _threads_of(members: Members, x: Batch, batch_size: int) -> AbstractContextManager[None]:
     """Return a block in which torch uses as many threads as a step keeps busy; `x`: a few inputs."""
-    place = device_of(members)
-    if place.type != "cpu" or torch.get_num_threads() == 1:
+    if device_of(members).type != "cpu" or torch.get_num_threads() == 1:
         return nullcontext()
-    with evaluation_mode(members), seeded(0):
-        _, work = look_at(lambda: members(x.to(place)))
+    _, work = look_at(lambda: _outputs(members, x))
     # A backward pass takes twice the work of the pass itself.
     return threads_for(3 * work * batch_size / len(x))
 
@@ -493,8 +460,7 @@ def _prepared(objective: Objective, feed: feeds.Feed, x: Batch) -> Objective:
     if objective.prepare(x) is not objective:
         raise ValueError(
             f"{type(objective).__name__} measures all training inputs before it begins (`of_range` of Adversarial, "
-            "`statistics='training'` of HardDelta), and this data comes in batches only. Hand over tensors or arrays that fit on the "
-            "device, or leave that setting out."
+            "`statistics='training'` of HardDelta), and this data comes in batches. Hand over arrays that fit on the device."
         )
     return objective
 
@@ -514,8 +480,7 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
     for name, values in streams.items():
         if not name.endswith(".y") and _shapes(values) != _shapes(x):
             raise ValueError(
-                f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, {describe(x)}; got "
-                f"{describe(values)}."
+                f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, {describe(x)}; got {describe(values)}."
             )
     return {
         name if isinstance(values, Tensor) else f"{name}.{place}": leaf

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -26,10 +27,10 @@ from dissensus.objectives import Objective, Step
 from dissensus.objectives.objective import OutputObjective
 from dissensus.randomness import fold
 from dissensus.training.state import TrainState
-from dissensus.training.step import Begun, TrainStep
+from dissensus.training.step import Begun, Gradients, TrainStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from dissensus.members import Members
 
@@ -72,24 +73,30 @@ class Mesh:
         start = rank * each + min(rank, more)
         return slice(start, start + each + (rank < more))
 
-    def part(self, size: int) -> slice:
-        """Return this process's part of a batch."""
-        each = -(-size // self.data)
-        return slice(min(size, self.data_rank * each), min(size, (self.data_rank + 1) * each))
+    def part(self, size: int, rank: int | None = None) -> slice:
+        """Return a process's part of a batch."""
+        rank, each = self.data_rank if rank is None else rank, -(-size // self.data)
+        return slice(min(size, rank * each), min(size, (rank + 1) * each))
 
     def whole_batch(self, outputs: Tensor, size: int) -> Tensor:
         """Return this process's members' outputs for the whole batch from those for its part."""
-        if self.data == 1:
-            return outputs
-        return torch.cat(_all_gather(outputs, self.group("data"), self.data, 1, -(-size // self.data)), dim=1)[:, :size]
+        return self._joined(outputs, 1, "data", [self.part(size, rank) for rank in range(self.data)])
 
     def all_members(self, outputs: Tensor, count: int) -> Tensor:
         """Return all members' outputs from those of this process's."""
-        if self.members == 1:
-            return outputs
-        parts = _all_gather(outputs, self.group("members"), self.members, 0, -(-count // self.members))
-        sizes = [self.rows(count, rank) for rank in range(self.members)]
-        return torch.cat([part[: rows.stop - rows.start] for part, rows in zip(parts, sizes, strict=True)])
+        return self._joined(outputs, 0, "members", [self.rows(count, rank) for rank in range(self.members)])
+
+    def _joined(self, own: Tensor, axis: int, along: str, places: list[slice]) -> Tensor:
+        """Return the whole, of which each process has one of these places on an axis."""
+        if len(places) == 1:
+            return own
+        lengths = [place.stop - place.start for place in places]
+        # What is gathered must be of one size.
+        missing = own.new_zeros([*own.shape[:axis], max(lengths) - own.shape[axis], *own.shape[axis + 1 :]])
+        filled = torch.cat([own, missing], dim=axis)
+        parts = [torch.empty_like(filled) for _ in places]
+        dist.all_gather(parts, filled, group=self.group(along))
+        return torch.cat([part.narrow(axis, 0, length) for part, length in zip(parts, lengths, strict=True)], dim=axis)
 
     def sum_over_data(self, gradient: Tensor) -> Tensor:
         """Return the sum of a gradient over the parts of the batch."""
@@ -98,7 +105,7 @@ class Mesh:
             dist.all_reduce(gradient, group=self.group("data"))
         return gradient
 
-    def share(self, tensors: "Mapping[str, Tensor]", members: "Members") -> None:
+    def share(self, tensors: Mapping[str, Tensor], members: "Members") -> None:
         """Give every process all members' rows of what a state holds, in place."""
         group = self.group("members")
         for name, tensor in tensors.items():
@@ -108,7 +115,7 @@ class Mesh:
                 dist.broadcast(part, src=dist.get_global_rank(group, rank), group=group)
                 tensor[rows] = part
 
-    def block(self, tensors: "Mapping[str, Tensor]", members: "Members") -> dict[str, Tensor]:
+    def block(self, tensors: Mapping[str, Tensor], members: "Members") -> dict[str, Tensor]:
         """Return this process's part of a checkpoint: its members' rows, and in the first part what belongs to all."""
         rows = self.rows(members.num_trained)
         found = {}
@@ -124,8 +131,9 @@ class Mesh:
 
     def collect(self, digest: str) -> list[str]:
         """Return the digests of all processes along members, once all have one."""
-        own = torch.tensor([*bytes.fromhex(digest)], dtype=torch.uint8, device=self._mesh.device_type)
-        return [bytes(part.tolist()).hex() for part in _all_gather(own, self.group("members"), self.members)]
+        digests = [digest] * self.members
+        dist.all_gather_object(digests, digest, group=self.group("members"))
+        return digests
 
     def wait(self) -> None:
         """Wait until all processes are here."""
@@ -173,16 +181,6 @@ def _by_member(name: str, tensor: Tensor, members: "Members") -> bool:
     return tensor.ndim > 0 and name.removeprefix("buffers.") not in members.shared_buffers
 
 
-def _all_gather(tensor: Tensor, group: Any, size: int, axis: int = 0, length: int | None = None) -> list[Tensor]:
-    """Return the tensors of all processes, filled up with zeros to a length: they must be of one size."""
-    shape = [*tensor.shape]
-    shape[axis] = 0 if length is None else length - shape[axis]
-    tensor = (torch.cat([tensor, tensor.new_zeros(shape)], dim=axis) if shape[axis] else tensor).contiguous()
-    parts = [torch.empty_like(tensor) for _ in range(size)]
-    dist.all_gather(parts, tensor, group=group)
-    return parts
-
-
 def mesh_of(shape: tuple[int, int] | None) -> Mesh | None:
     """Return the mesh that was asked for, or say why there is none; a mesh of one process is none."""
     if shape is None:
@@ -190,35 +188,29 @@ def mesh_of(shape: tuple[int, int] | None) -> Mesh | None:
     if len(tuple(shape)) != 2 or any(not isinstance(n, int) or n < 1 for n in shape):
         raise ValueError(f"`mesh` must be (members, data), two numbers of processes; got {shape!r}.")
     if not (dist.is_available() and dist.is_initialized()):
-        raise ValueError(
-            "`mesh` needs a process group. Start with `torchrun --nproc-per-node N` and call torch.distributed.init_process_group() first."
-        )
+        raise ValueError("`mesh` needs a process group: `torchrun`, and torch.distributed.init_process_group() first.")
     members, data = shape
     if members * data != dist.get_world_size():
         raise ValueError(
-            f"`mesh` ({members}, {data}) takes {members * data} processes; this group has {dist.get_world_size()}."
+            f"`mesh` ({members}, {data}) takes {members * data} processes; there are {dist.get_world_size()}."
         )
     return Mesh(members, data)
 
 
 def check_mesh(mesh: Mesh, members: "Members", objective: Objective, picks: bool) -> None:
     """Refuse what cannot be trained in parts."""
+    kind, name = type(members).__name__, type(objective).__name__
+    apart = members.loss_over_members == "sum" and members.stacked
+    on_outputs = isinstance(objective, OutputObjective) and objective.outputs_only
     norms = [m for m in members.parts() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    cuts_norms = mesh.data > 1 and not all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
     reasons = {
-        f"`mesh` trains ensembles whose members own their parameters and have one architecture; this is {type(members).__name__}.": (
-            members.loss_over_members != "sum" or not members.stacked
-        ),
-        f"`mesh` takes objectives that see the members' outputs only; {type(objective).__name__} needs more. Train it in one process.": (
-            not isinstance(objective, OutputObjective) or not objective.outputs_only
-        ),
+        f"`mesh` trains members of one architecture that own their parameters; this is {kind}.": not apart,
+        f"`mesh` takes objectives that see outputs only; {name} needs more. Train it in one process.": not on_outputs,
         f"{members.num_trained} members cannot be spread over {mesh.members} processes. Use fewer, or cut batches instead: "
         f"mesh=(1, {mesh.members}).": members.num_trained < mesh.members,
-        f"{type(objective).__name__} draws members anew each step, so they cannot be spread: use mesh=(1, {mesh.members * mesh.data}).": (
-            picks and mesh.members > 1
-        ),
-        f"BatchNorm sees the whole batch, and mesh=(…, {mesh.data}) cuts it. Spread members only, or use SyncBatchNorm or GroupNorm.": (
-            mesh.data > 1 and not all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
-        ),
+        f"{name} draws members anew each step: use mesh=(1, {mesh.members * mesh.data}).": picks and mesh.members > 1,
+        f"BatchNorm sees the whole batch, and mesh=(…, {mesh.data}) cuts it. Use SyncBatchNorm or GroupNorm.": cuts_norms,
     }
     refuse(reasons)
 
@@ -238,23 +230,14 @@ class MeshStep(TrainStep):
         self.asks_others = self.mesh.members > 1 and needs == "means"
         self.batch_is_cut = self.mesh.data > 1
 
-    def __call__(self, state: TrainState, size: int, *, advance: bool = True) -> None:
-        """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
-        begun = self._begin(state, size)
-        outputs, leaves, rows = self.forward(state, size, begun)
-        gradient = self.judge(state, size, self.exchange(outputs, size), begun)
-        gradients = self.backward(outputs, leaves, gradient)
-        self.descend(state, list(map(self.mesh.sum_over_data, gradients)), rows)
-        if advance:
-            self._advance(state)
-
-    def _begin(self, state: TrainState, size: int) -> Begun:
-        """Return the step, this process's part of the inputs, all targets, and the members that this process trains."""
-        step, x, y, rows = super()._begin(state, size)
+    def begin(self, state: TrainState, size: int) -> Begun:
+        """Return the step with this process's part of the inputs, all targets, and the members that this process trains."""
+        begun = super().begin(state, size)
         mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(size)
-        if rows is None:  # drawn ones are not spread along members, which would have to be done anew each step
-            rows = torch.arange(mine.start, mine.stop, device=state.index.device)
-        return step, x[rows][:, part] if step.own else x[part], y, rows
+        if begun.rows is None:  # drawn ones are not spread along members, which would have to be done anew each step
+            begun.rows = torch.arange(mine.start, mine.stop, device=state.index.device)
+        begun.x = begun.x[begun.rows][:, part] if begun.step.own else begun.x[part]
+        return begun
 
     def _pass_keys(self, step: Step, rows: Tensor | None) -> Tensor:
         """Rows of another part of the batch draw other noise."""
@@ -266,16 +249,23 @@ class MeshStep(TrainStep):
         judged = self.mesh.whole_batch(outputs.detach(), size)
         return self.mesh.all_members(judged, self.members.num_trained) if self.compares else judged
 
-    def judge(self, state: TrainState, size: int, outputs: Tensor, begun: Begun | None = None) -> Tensor:
+    def judge(self, begun: Begun, outputs: Tensor) -> Tensor:
         """Log the parts of the objective on exchanged outputs; return its gradient with respect to this process's own."""
-        step, x, y, rows = begun or self._begin(state, size)
-        mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(size)
+        step, y = begun.step, begun.y
+        mine, part = self.mesh.rows(self.members.num_trained), self.mesh.part(y.shape[step.own])
         if self.mesh.members > 1 and not self.compares:
             step = replace(step, others=OtherProcesses(self.members.num_trained, mine, self.mesh.group("members")))
             if step.own:
                 y, step.weights = y[mine], None if step.weights is None else step.weights[mine]
-        gradient = super().judge(state, size, outputs, (step, x, y, None if self.compares else rows))
+        rows = None if self.compares else begun.rows
+        gradient = super().judge(replace(begun, step=step, y=y, rows=rows), outputs)
         return gradient[mine, part] if self.compares else gradient[:, part]
+
+    def _gradients(self, begun: Begun) -> tuple[Gradients, Mapping[str, Tensor]]:
+        """Return the gradients of the objective on the whole batch; its parts are logged already."""
+        outputs = self.outputs(begun)
+        gradient = self.judge(begun, self.exchange(outputs, begun.y.shape[begun.step.own]))
+        return list(map(self.mesh.sum_over_data, self.backward(outputs, begun.leaves, gradient))), {}
 
     def backward(self, outputs: Tensor, leaves: list[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of the leaves, for this part of the batch, from that of the outputs."""
@@ -304,7 +294,7 @@ def training_on(mesh: Mesh, members: "Members") -> "Iterator[None]":
         if "gloo" not in text.lower() and "nccl" not in text.lower() and "onnection" not in text:
             raise
         raise RuntimeError(
-            f"{_lost()} no longer answers, so training stops; what was written stays. Start it again with resume=True."
+            f"{_lost()} no longer answers; what was written stays. Start again with resume=True."
         ) from failure
     finally:
         over.set()
@@ -346,13 +336,7 @@ PATIENCE = timedelta(seconds=60)
 
 @contextmanager
 def together(mesh: str | None) -> "Iterator[tuple[int, int] | None]":
-    """Join the processes that `torchrun` started, if it did; gives the mesh, `MxD` or all of them along members.
-
-    Example:
-        >>> with together(None) as mesh:  # not under torchrun
-        ...     print(mesh)
-        None
-    """
+    """Join the processes that `torchrun` started, if it did; gives the mesh, `MxD` or all of them along members."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if mesh is None and size == 1:
         yield None
@@ -362,21 +346,13 @@ def together(mesh: str | None) -> "Iterator[tuple[int, int] | None]":
         raise ValueError(f"--mesh must be like 2x1, processes along members and along data; got {mesh!r}.")
     if size == 1 and "MASTER_ADDR" not in os.environ:
         raise ValueError("--mesh needs several processes: torchrun --nproc-per-node N -m dissensus train RECIPE.toml")
-    dist.init_process_group("nccl" if _take_gpu() else "gloo", timeout=PATIENCE)
+    if torch.cuda.is_available():
+        here, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if here >= gpus:
+            raise ValueError(f"Each process needs a GPU, and this machine has {gpus}: torchrun --nproc-per-node {gpus}")
+        torch.cuda.set_device(here)
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
     try:
         yield int(found[1]), int(found[2])
     finally:
         dist.destroy_process_group()
-
-
-def _take_gpu() -> bool:
-    """Take this process's own GPU; whether there are any."""
-    if not torch.cuda.is_available():
-        return False
-    here, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if here >= gpus:
-        raise ValueError(
-            f"Each process needs a GPU of its own, and this machine has {gpus}: torchrun --nproc-per-node {gpus}"
-        )
-    torch.cuda.set_device(here)
-    return True

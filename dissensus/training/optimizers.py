@@ -81,9 +81,7 @@ def check_attached(members: nn.Module, blocks: Sequence[Block]) -> None:
     for name, parameter in found.items():
         if parameter.requires_grad != (name in home):
             what = "unfroze" if parameter.requires_grad else "froze"
-            raise ValueError(
-                f"A callback {what} {name!r}; which parameters train is decided when `fit` begins. Call `fit` once for each stage."
-            )
+            raise ValueError(f"A callback {what} {name!r}: what trains is fixed. Call `fit` once for each stage.")
         if home.get(name, 0) not in (0, parameter.untyped_storage().data_ptr()):
             raise ValueError(f"A callback replaced the tensor of {name!r}. Change it in place, with `copy_`.")
 
@@ -99,44 +97,47 @@ Rates = float | Sequence[float]
 class SeparateOptimizers:
     """Any torch optimizer, one for each member's own slices; for those whose update is not elementwise."""
 
-    traceable = False
-
     def __init__(self, factory: Factory, blocks: Sequence[Block]) -> None:
         self.blocks = blocks
         self.tensors: list[dict[str, Tensor]] = [{} for _ in blocks]
         self.columns: list[dict[str, Tensor]] = [{} for _ in blocks]
-        self._parameters = [[_leaves(block, row) for row in range(len(block.flat))] for block in blocks]
-        self._optimizers = [[factory(_plain_names(row)) for row in rows] for rows in self._parameters]
-        self._base_lr = [[[g["lr"] for g in opt.param_groups] for opt in row] for row in self._optimizers]
+        self._rows = [[self._row(factory, block, row) for row in range(len(block.flat))] for block in blocks]
+
+    def _row(self, factory: Factory, block: Block, row: int) -> tuple[dict[str, nn.Parameter], Optimizer, list[float]]:
+        """Return a row's parameters, their optimizer, and the rates of its groups."""
+        parameters = _leaves(block, row)
+        optimizer = factory(_plain_names(parameters))
+        return parameters, optimizer, [group["lr"] for group in optimizer.param_groups]
 
     def state(self) -> dict[str, Tensor]:
         """Return the optimizers' state as tensors by name."""
-        found: dict[str, Tensor] = {}
-        for index, optimizers in enumerate(self._optimizers):
-            for row, optimizer in enumerate(optimizers):
-                for position, parameter in enumerate(self._parameters[index][row].values()):
-                    for key, value in optimizer.state.get(parameter, {}).items():
-                        found[f"{index}.{row}.{position}.{key}"] = torch.as_tensor(value)
-        return found
+        return {
+            f"{index}.{row}.{position}.{key}": torch.as_tensor(value)
+            for index, rows in enumerate(self._rows)
+            for row, (parameters, optimizer, _) in enumerate(rows)
+            for position, parameter in enumerate(parameters.values())
+            for key, value in optimizer.state.get(parameter, {}).items()
+        }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
         for name, value in tensors.items():
             index, row, position, key = name.split(".", 3)
-            parameter = list(self._parameters[int(index)][int(row)].values())[int(position)]
+            parameters, optimizer, _ = self._rows[int(index)][int(row)]
+            parameter = list(parameters.values())[int(position)]
             home = torch.device("cpu") if value.ndim == 0 else parameter.device
-            self._optimizers[int(index)][int(row)].state[parameter][key] = value.to(home, copy=True)
+            optimizer.state[parameter][key] = value.to(home, copy=True)
 
     def update(self, state: TrainState, index: int, gradient: Tensor, factor: Tensor, rows: Tensor | None) -> None:
         """Take one step on block `index`, member by member, straight on the block."""
         block = self.blocks[index]
         scale = float(factor)
         for place, row in enumerate(range(len(block.flat)) if rows is None else rows.tolist()):
-            optimizer = self._optimizers[index][row]
+            parameters, optimizer, rates = self._rows[index][row]
             pieces = block.unpack(gradient[place : place + 1])
-            for name, parameter in self._parameters[index][row].items():
+            for name, parameter in parameters.items():
                 parameter.grad = pieces[name].reshape(parameter.shape)
-            for group, lr in zip(optimizer.param_groups, self._base_lr[index][row], strict=True):
+            for group, lr in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = lr * scale
             optimizer.step()
 
@@ -173,20 +174,15 @@ def make_optimizer(
         decays = per_member(decay, num_members, "weight_decay", blocks)
         if has_complex:
             raise ValueError(
-                "Complex parameters train with a torch optimizer class, such as optimizer=torch.optim.Adam; got the name "
-                f"{optimizer!r}."
+                f"Complex parameters train with a torch optimizer class, torch.optim.Adam; got {optimizer!r}."
             )
         return RowOptimizer(rule, blocks, rates, decays)
     factory = _factory_of(optimizer, lr, weight_decay, options)
     trial = factory(_plain_names(_leaves(blocks[0], 0)))
     if not isinstance(trial, Optimizer):
-        raise ValueError(
-            f"`optimizer` must make a torch optimizer of the parameters; it returned {type(trial).__name__}."
-        )
+        raise ValueError(f"`optimizer` must make a torch optimizer; it returned {type(trial).__name__}.")
     if isinstance(trial, torch.optim.LBFGS):
-        raise ValueError(
-            "LBFGS calls the loss several times a step, which `fit` does not do. Choose another optimizer."
-        )
+        raise ValueError("LBFGS calls the loss several times a step, which `fit` does not. Choose another optimizer.")
     same_rule = _row_rule(trial)
     if same_rule is None or has_complex:
         return SeparateOptimizers(factory, blocks)
@@ -197,8 +193,7 @@ def make_optimizer(
 def _named_rule(name: str, options: Mapping[str, Any]) -> Rule:
     if name not in RULES:
         raise ValueError(
-            f"`optimizer` must be one of {', '.join(RULES)}, a torch optimizer class, or a function of one member's named "
-            f"parameters; got {name!r}."
+            f"`optimizer` must be one of {', '.join(RULES)}, a torch optimizer class, or a function of named parameters; got {name!r}."
         )
     known = {f.name for f in fields(RULES[name])}
     if unknown := set(options) - known:
@@ -216,31 +211,22 @@ def _factory_of(
         return optimizer
     kind = optimizer
     if not isinstance(lr, int | float) or not isinstance(weight_decay, int | float | None):
-        raise ValueError(
-            "Rates for each member are for sgd, adam and adamw by name; give one number for other optimizers."
-        )
+        raise ValueError("Rates for each member are for sgd, adam and adamw by name; give one number here.")
     settings = {"lr": lr, **options} | ({} if weight_decay is None else {"weight_decay": weight_decay})
-
-    def factory(named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-        return kind([parameter for _, parameter in named], **settings)
-
-    return factory
+    return lambda named: kind([parameter for _, parameter in named], **settings)
 
 
 def _row_rule(optimizer: Optimizer) -> Rule | None:
     """Return the row-wise rule that is this torch optimizer with all its groups of parameters, None if there is none."""
-    if (kind := TORCH_RULES.get(type(optimizer))) is None:
-        return None
-    first, *others = [_rule_of(kind, group) for group in optimizer.param_groups]
-    return first if all(rule == first for rule in others) else None
-
-
-def _rule_of(kind: type[Rule], group: Mapping[str, Any]) -> Rule | None:
-    if group.get("amsgrad") or group.get("maximize"):
-        return None
-    if kind is Adam and group.get("decoupled_weight_decay"):
-        kind = AdamW
-    return kind(**{f.name: group[f.name] for f in fields(kind)})
+    rules = []
+    for group in optimizer.param_groups:
+        kind = TORCH_RULES.get(type(optimizer))
+        if kind is None or group.get("amsgrad") or group.get("maximize"):
+            return None
+        if kind is Adam and group.get("decoupled_weight_decay"):
+            kind = AdamW
+        rules.append(kind(**{f.name: group[f.name] for f in fields(kind)}))
+    return rules[0] if all(rule == rules[0] for rule in rules) else None
 
 
 def _columns(factory: Factory, block: Block) -> dict[str, Tensor]:
@@ -300,16 +286,14 @@ def diverse_hyperparameters(
         Wenzel et al., 2020, <https://arxiv.org/abs/2006.13570>.
     """
     num_members = whole_number("num_members", num_members, 1)
-    bounds = {"lr": lr, "weight_decay": weight_decay, **others}
-    return {name: _draw(name, low_high, num_members, seed) for name, low_high in bounds.items() if low_high is not None}
-
-
-def _draw(name: str, bounds: tuple[float, float], num_members: int, seed: int) -> list[float]:
-    low, high = bounds
-    if not 0 <= low <= high < math.inf:
-        raise ValueError(f"`{name}` must be two bounds, 0 <= low <= high; got {bounds}.")
-    keys = torch.tensor([derive(seed, "hyperparameter", name, member) for member in range(num_members)])
-    places = Noise(keys).uniform(1).flatten().double().tolist()
-    if low == 0:
-        return [high * place for place in places]
-    return [low * (high / low) ** place for place in places]
+    found: dict[str, list[float]] = {}
+    for name, bounds in {"lr": lr, "weight_decay": weight_decay, **others}.items():
+        if bounds is None:
+            continue
+        low, high = bounds
+        if not 0 <= low <= high < math.inf:
+            raise ValueError(f"`{name}` must be two bounds, 0 <= low <= high; got {bounds}.")
+        keys = torch.tensor([derive(seed, "hyperparameter", name, member) for member in range(num_members)])
+        places = Noise(keys).uniform(1).flatten().double().tolist()
+        found[name] = [low * (high / low) ** place if low else high * place for place in places]
+    return found

@@ -20,6 +20,15 @@ class Schedule(ABC):
         """Return the factor at this point of the run."""
 
 
+class _OfNumbers:
+    """A dataclass whose numbers must be finite and not negative, and some above zero."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            for number in value if isinstance(value, tuple | list) else [value] * (value is not None):
+                real_number(name, number, above=name in ("every", "period"))
+
+
 @dataclass(frozen=True)
 class Constant(Schedule):
     """The base rate throughout."""
@@ -31,15 +40,11 @@ class Constant(Schedule):
 
 @checked
 @dataclass(frozen=True)
-class StepDecay(Schedule):
+class StepDecay(_OfNumbers, Schedule):
     """Multiply by `factor_each` after every `every` epochs."""
 
     every: float
     factor_each: float = 0.1
-
-    def __post_init__(self) -> None:
-        real_number("every", self.every, above=True)
-        real_number("factor_each", self.factor_each)
 
     def factor(self, epoch: float, epochs: float) -> float:
         """Return a power of the factor."""
@@ -48,16 +53,11 @@ class StepDecay(Schedule):
 
 @checked
 @dataclass(frozen=True)
-class MultiStep(Schedule):
+class MultiStep(_OfNumbers, Schedule):
     """Multiply by `factor_each` when each of these numbers of epochs has passed."""
 
     milestones: tuple[float, ...]
     factor_each: float = 0.1
-
-    def __post_init__(self) -> None:
-        for one in self.milestones:
-            real_number("milestones", one)
-        real_number("factor_each", self.factor_each)
 
     def factor(self, epoch: float, epochs: float) -> float:
         """Return a power of the factor."""
@@ -66,7 +66,7 @@ class MultiStep(Schedule):
 
 @checked
 @dataclass(frozen=True)
-class Cosine(Schedule):
+class Cosine(_OfNumbers, Schedule):
     """Fall along half a cosine to `final` times the base rate, after a linear warm-up of `warmup` epochs.
 
     `period` sets the length in epochs where it is not the run's.
@@ -75,12 +75,6 @@ class Cosine(Schedule):
     final: float = 0.0
     warmup: float = 0.0
     period: float | None = None
-
-    def __post_init__(self) -> None:
-        real_number("final", self.final)
-        real_number("warmup", self.warmup)
-        if self.period is not None:
-            real_number("period", self.period, above=True)
 
     def factor(self, epoch: float, epochs: float) -> float:
         """Return the factor."""
@@ -106,7 +100,7 @@ class Cyclic(Schedule):
 
 @checked
 @dataclass(frozen=True)
-class OneCycle(Schedule):
+class OneCycle(_OfNumbers, Schedule):
     """Rise from `start` to the base rate over the share `rise` of the run, then fall to `final`, along cosines."""
 
     rise: float = 0.3
@@ -114,10 +108,8 @@ class OneCycle(Schedule):
     final: float = 4e-6
 
     def __post_init__(self) -> None:
-        if not 0 < real_number("rise", self.rise) < 1:
-            raise ValueError(f"`rise` must lie between 0 and 1, both excluded; got {self.rise!r}.")
-        real_number("start", self.start)
-        real_number("final", self.final)
+        super().__post_init__()
+        real_number("rise", self.rise, above=True, below=1.0)
 
     def factor(self, epoch: float, epochs: float) -> float:
         """Return the factor."""
@@ -129,7 +121,7 @@ class OneCycle(Schedule):
 
 @checked
 @dataclass(frozen=True)
-class Plateau:
+class Plateau(_OfNumbers):
     """Multiply the rate by `factor_each` when the watched value has not improved for `patience` checks."""
 
     factor_each: float = 0.1
@@ -137,9 +129,8 @@ class Plateau:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        real_number("factor_each", self.factor_each)
+        super().__post_init__()
         whole_number("patience", self.patience, 1)
-        real_number("floor", self.floor)
 
 
 SCHEDULES: Mapping[str, Schedule] = {"constant": Constant(), "cosine": Cosine(), "one_cycle": OneCycle()}
@@ -160,7 +151,5 @@ def factor_table(schedule: AnySchedule, epochs: int, steps_per_epoch: int) -> Te
     factor = schedule.factor if isinstance(schedule, Schedule) else schedule
     values = [factor(step / steps_per_epoch, float(epochs)) for step in range(epochs * steps_per_epoch)]
     if not all(isinstance(value, Real | Tensor) and isfinite(value) for value in values):
-        raise ValueError(
-            "`schedule` must return a finite number, the factor of the learning rate, for every (epoch, epochs)."
-        )
+        raise ValueError("`schedule` must return a finite number, a factor of the rate, for every (epoch, epochs).")
     return torch.tensor(values, dtype=torch.float64)

@@ -25,41 +25,23 @@ class Part:
 
 @dataclass
 class TrainState:
-    """What a step is a function of, changed by it in place.
+    """What a step is a function of, changed by it in place; lists have one entry for each block of parameters."""
 
-    Attributes:
-        parameters: The trained parameters, one flat array `(rows, columns)` for each block.
-        optimizer: What the optimizer keeps of each block: moments, counts, rates, by name.
-        averages: The running average of each block's parameters and its number of steps, where one is kept.
-        columns: Rates and decays of single columns, for each block, where parameter groups differ.
-        buffers: Buffers of the networks by name.
-        frozen: Parameters that are not trained, by name.
-        sums: Logged parts, summed since the last check: `()`, or one number a member.
-        seen: How many steps each sum is of.
-        noise_keys: Key of each member's noise.
-        shared_key: Key of the noise that all members share.
-        index: Number of the step.
-        plateau: Factor on the learning rate that a plateau has left.
-        factors: The schedule's factor for every step.
-        data: The feed's tensors, the same dictionary; see `Feed.tensors`.
-        streams: Further data, such as unlabelled inputs, by name.
-    """
-
-    parameters: Annotated[list[Tensor], Part("row", saved=True)]
-    optimizer: Annotated[list[dict[str, Tensor]], Part("row", saved=True)]
-    averages: Annotated[list[dict[str, Tensor]], Part("row", saved=True)]
-    columns: Annotated[list[dict[str, Tensor]], Part("shared", saved=False)]
+    parameters: Annotated[list[Tensor], Part("row", saved=True)]  # trained ones, flat, `(rows, columns)`
+    optimizer: Annotated[list[dict[str, Tensor]], Part("row", saved=True)]  # moments, counts, rates, by name
+    averages: Annotated[list[dict[str, Tensor]], Part("row", saved=True)]  # of the parameters, and of how many steps
+    columns: Annotated[list[dict[str, Tensor]], Part("shared", saved=False)]  # their rates, where groups differ
     buffers: Annotated[dict[str, Tensor], Part("member", saved=True)]
-    frozen: Annotated[dict[str, Tensor], Part("member", saved=False)]
-    sums: Annotated[dict[str, Tensor], Part("row", saved=True)]
-    seen: Annotated[dict[str, Tensor], Part("row", saved=True)]
-    noise_keys: Annotated[Tensor, Part("row", saved=False)]
-    shared_key: Annotated[Tensor, Part("shared", saved=False)]
-    index: Annotated[Tensor, Part("shared", saved=True)]
-    plateau: Annotated[Tensor, Part("shared", saved=True)]
-    factors: Annotated[Tensor, Part("shared", saved=False)]
-    data: Annotated[dict[str, Any], Part("shared", saved=False)]
-    streams: Annotated[dict[str, Tensor], Part("shared", saved=False)]
+    frozen: Annotated[dict[str, Tensor], Part("member", saved=False)]  # parameters that are not trained
+    sums: Annotated[dict[str, Tensor], Part("row", saved=True)]  # logged since the last check: `()` or `(members,)`
+    seen: Annotated[dict[str, Tensor], Part("row", saved=True)]  # how many steps each sum is of
+    noise_keys: Annotated[Tensor, Part("row", saved=False)]  # of each member
+    shared_key: Annotated[Tensor, Part("shared", saved=False)]  # of the noise that all members share
+    index: Annotated[Tensor, Part("shared", saved=True)]  # number of the step
+    plateau: Annotated[Tensor, Part("shared", saved=True)]  # factor on the learning rate that a plateau has left
+    factors: Annotated[Tensor, Part("shared", saved=False)]  # the schedule's, for every step
+    data: Annotated[dict[str, Any], Part("shared", saved=False)]  # the feed's tensors, the same dictionary
+    streams: Annotated[dict[str, Tensor], Part("shared", saved=False)]  # further data, such as unlabelled inputs
 
     def leaves(self) -> list[Tensor]:
         """Return every tensor, in a fixed order."""

@@ -6,6 +6,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import prod
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from dissensus.training.optimizers import SeparateOptimizers
     from dissensus.training.trainer import Settings
 
-# A step that has begun: where it stands, its inputs and targets, and the members it trains, None for all.
-Begun: TypeAlias = tuple[Step, Any, Tensor, Tensor | None]
 Gradients: TypeAlias = Sequence[Tensor | None]
 
 
@@ -40,10 +39,31 @@ ALIGNMENT = 64
 
 
 @dataclass
+class Begun:
+    """A step that has begun: the state it changes, where it stands, its batch, and the members it trains, None for all."""
+
+    blocks: "list[Block]"
+    state: TrainState
+    step: Step
+    x: Any
+    y: Tensor
+    rows: Tensor | None
+
+    @cached_property
+    def leaves(self) -> list[Tensor]:
+        """The parameters of these members, as leaves of the step's graph."""
+        rows = self.rows
+        return [
+            (flat if rows is None or not block.stacked else flat.index_select(0, rows)).detach().requires_grad_()
+            for flat, block in zip(self.state.parameters, self.blocks, strict=True)
+        ]
+
+
+@dataclass
 class TrainStep:
     """Everything about a step that does not change: `step(state, size)` changes the state in place.
 
-    `forward`, `judge` and `backward` are the step of an objective on outputs in three parts, so that members can run as programs of
+    `outputs`, `judge` and `backward` are the step of an objective on outputs in three parts, so that members can run as programs of
     their own, or in processes of their own, around the part in which they are compared.
     """
 
@@ -107,24 +127,17 @@ class TrainStep:
 
     def __call__(self, state: TrainState, size: int, *, advance: bool = True) -> None:
         """Take one step on a batch of `size` examples; without `advance` the step's number stays as it is."""
-        step, x, y, rows = self._begin(state, size)
-        leaves = self._leaves(state, rows)
-        if self.settings.accumulate == 1:
-            gradients, parts = self._gradients(state, leaves, rows, step, x, y)
-        else:
-            gradients, parts = self._accumulated(state, leaves, rows, step, x, y, size)
+        begun = self.begin(state, size)
+        gradients, parts = self._gradients(begun) if self.settings.accumulate == 1 else self._accumulated(begun, size)
         with torch.no_grad():
-            self.descend(state, gradients, rows)
-            self._log(state, parts, rows)
+            self.descend(begun, gradients)
+            self._log(begun, parts)
             if advance:
-                self._advance(state)
+                state.index.add_(1)
+                state.data["position"].add_(1)
 
-    def _advance(self, state: TrainState) -> None:
-        state.index.add_(1)
-        state.data["position"].add_(1)
-
-    def _begin(self, state: TrainState, size: int) -> Begun:
-        """Return the step, its batch, and the members it trains."""
+    def begin(self, state: TrainState, size: int) -> Begun:
+        """Return the step with its batch."""
         step = Step(state.index, self.total_steps, self.feed.own, state.noise_keys, state.shared_key)
         # Streams with one name before a dot, such as inputs and their targets, are drawn row by row together.
         sources = dict.fromkeys(name.partition(".")[0] for name in state.streams)
@@ -137,22 +150,16 @@ class TrainStep:
             given = x.value() if isinstance(x, Tree) else x
             changed = augment(given, y, step.noise(shared=not self.feed.own))
             if not isinstance(changed, tuple) or len(changed) != 2:
-                raise ValueError(
-                    f"`augment` must return what it made of inputs and targets, (x, y); got {type(changed).__name__}."
-                )
+                raise ValueError(f"`augment` must return inputs and targets, (x, y); got {type(changed).__name__}.")
             x, y = batch_of(changed[0]), changed[1]
         rows = self.objective.pick(step, self.members.num_trained)
-        return step, x, y, None if rows is None else computed_once(rows)
+        return Begun(self.blocks, state, step, x, y, None if rows is None else computed_once(rows))
 
-    def _leaves(self, state: TrainState, rows: Tensor | None) -> list[Tensor]:
-        """Return the trained parameters, of the members that the step trains, as leaves of its graph."""
-        return [
-            (flat if rows is None or not block.stacked else flat.index_select(0, rows)).detach().requires_grad_()
-            for flat, block in zip(state.parameters, self.blocks, strict=True)
-        ]
-
-    def _view(self, state: TrainState, leaves: Sequence[Tensor], rows: Tensor | None, step: Step) -> View:
-        """Return the members as the step finds them."""
+    def _view(self, begun: Begun, *, whole: bool = False) -> View:
+        """Return the members as the step finds them: those that it trains, or the whole ensemble without gradients."""
+        state, leaves, rows = begun.state, begun.leaves, begun.rows
+        if whole:
+            leaves, rows = state.parameters, None
         parameters, buffers = dict(state.frozen), dict(state.buffers)
         if rows is not None:
             parameters = self.members.rows_of(parameters, rows)
@@ -163,11 +170,10 @@ class TrainStep:
             self.members,
             parameters,
             buffers,
-            keys=lambda: self._pass_keys(step, rows),
+            keys=lambda: self._pass_keys(begun.step, rows),
             rows=rows,
             together=self.objective.couples,
-            # All members as they are before the step, without gradients.
-            whole=None if rows is None else lambda: self._view(state, state.parameters, None, step),
+            whole=None if rows is None else partial(self._view, begun, whole=True),
         )
 
     def _pass_keys(self, step: Step, rows: Tensor | None) -> Tensor:
@@ -178,94 +184,81 @@ class TrainStep:
         on = self.settings.bf16
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False) if on else nullcontext()
 
-    def _gradients(
-        self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any, y: Tensor
-    ) -> tuple[Gradients, Mapping[str, Tensor]]:
+    def _gradients(self, begun: Begun) -> tuple[Gradients, Mapping[str, Tensor]]:
         """Return the gradients of the objective on a batch, and its logged parts; buffers are as the pass leaves them."""
-        view = self._view(state, leaves, rows, step)
-        with self._precision(x.device):
-            loss, parts = self.objective(view, x, y, step)
+        view = self._view(begun)
+        with self._precision(begun.x.device):
+            loss, parts = self.objective(view, begun.x, begun.y, begun.step)
             if self.members.loss_over_members == "mean":
                 # Members are one network's views: their mean trains it as that network alone.
                 loss = loss / view.num_members
-        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        self._keep_buffers(state, rows, view)
+        gradients = torch.autograd.grad(loss, begun.leaves, allow_unused=True)
+        self._keep_buffers(begun, view)
         return gradients, parts
 
-    def _keep_buffers(self, state: TrainState, rows: Tensor | None, view: View) -> None:
-        if rows is not None:
+    def _keep_buffers(self, begun: Begun, view: View) -> None:
+        if begun.rows is not None:
             with torch.no_grad():
-                self.members.put_rows(state.buffers, rows, view.buffers)
+                self.members.put_rows(begun.state.buffers, begun.rows, view.buffers)
 
-    def _accumulated(
-        self, state: TrainState, leaves: list[Tensor], rows: Tensor | None, step: Step, x: Any, y: Tensor, size: int
-    ) -> tuple[Gradients, Mapping[str, Tensor]]:
+    def _accumulated(self, begun: Begun, size: int) -> tuple[Gradients, Mapping[str, Tensor]]:
         """Return the mean of the gradients on equal parts of a batch, one after another: a pass has the memory of one part."""
-        total: list[Tensor | None] = [None] * len(leaves)
+        step, inner = begun.step, copy(begun)
+        total: list[Tensor | None] = [None] * len(begun.leaves)
         logged: dict[str, Tensor] = {}
         count = min(self.settings.accumulate, size)
         for place in range(count):
             part = slice(place * size // count, (place + 1) * size // count)
             where = (slice(None), part) if self.feed.own else part
             # Not the step's own noise again: parts would share their dropout and perturbations.
-            inner = replace(
+            inner.x, inner.y = begun.x[where], begun.y[where]
+            inner.step = replace(
                 step,
                 member_keys=fold(step.member_keys, place),
                 shared_key=fold(step.shared_key, place),
                 streams={name: stream[where] for name, stream in step.streams.items()},
                 weights=None if step.weights is None else step.weights[where],
             )
-            gradients, parts = self._gradients(state, leaves, rows, inner, x[where], y[where])
-            share = (part.stop - part.start) / size
-            for index, gradient in enumerate(gradients):
+            gradients, parts = self._gradients(inner)
+            share, counts = (part.stop - part.start) / size, None
+            if step.weights is not None:  # the examples' own say how much a part counts
+                counts = step.weights[where].double().sum(-1) / step.weights.double().sum(-1).clamp_min(1e-300)
+            for index, (block, gradient) in enumerate(zip(self.blocks, gradients, strict=True)):
                 if gradient is not None:
-                    scaled = gradient * (share if step.weights is None else self._share(step, inner, index, rows))
+                    scaled = gradient * (share if counts is None else self._of_rows(counts, block, begun.rows))
                     before = total[index]
                     total[index] = scaled if before is None else before + scaled
             for name, value in parts.items():
                 logged[name] = logged.get(name, 0.0) + share * value.detach()
         return total, logged
 
-    def _share(self, step: Step, part: Step, index: int, rows: Tensor | None) -> Tensor:
-        """Return how much a part of the batch counts in the whole by its examples' weights: one number, or one for each row of a block."""
-        assert step.weights is not None
-        assert part.weights is not None
-        block = self.blocks[index]
-        share = part.weights.double().sum(-1) / step.weights.double().sum(-1).clamp_min(1e-300)
-        share = share.to(block.flat.dtype)
-        if share.ndim == 0:
-            return share
-        if not block.stacked:
-            assert block.members is not None
-            return share[list(block.members)][:, None]
-        return (share if rows is None else share[rows])[:, None]
+    def _of_rows(self, shares: Tensor, block: "Block", rows: Tensor | None) -> Tensor:
+        """Return a number for all members as it is, one for each as one for each row of a block."""
+        if shares.ndim:
+            shares = (shares[rows] if block.stacked and rows is not None else shares[block.owners])[:, None]
+        return shares.to(block.flat.dtype)
 
-    def forward(
-        self, state: TrainState, size: int, begun: Begun | None = None
-    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
-        """Return the members' outputs for the step's batch, with their graph, the leaves they depend on, and which members they are of."""
-        step, x, _, rows = begun or self._begin(state, size)
-        leaves = self._leaves(state, rows)
-        view = self._view(state, leaves, rows, step)
-        with self._precision(x.device):
-            outputs = view.each(x) if step.own else view(x)
-        self._keep_buffers(state, rows, view)
-        return outputs, leaves, rows
-
-    def exchange(self, outputs: Tensor, size: int) -> Tensor:
-        """Return the outputs that are judged from those that `forward` gave."""
+    def outputs(self, begun: Begun) -> Tensor:
+        """Return the members' outputs for the step's batch, with their graph."""
+        view = self._view(begun)
+        with self._precision(begun.x.device):
+            outputs = view.each(begun.x) if begun.step.own else view(begun.x)
+        self._keep_buffers(begun, view)
         return outputs
 
-    def judge(self, state: TrainState, size: int, outputs: Tensor, begun: Begun | None = None) -> Tensor:
+    def exchange(self, outputs: Tensor, size: int) -> Tensor:
+        """Return the outputs that are judged from the members' own."""
+        return outputs
+
+    def judge(self, begun: Begun, outputs: Tensor) -> Tensor:
         """Log the parts of the objective on these outputs; return its gradient with respect to them."""
         assert isinstance(self.objective, OutputObjective)
-        step, _, y, rows = begun or self._begin(state, size)
         outputs = outputs.detach().requires_grad_()
         with self._precision(outputs.device):
-            loss, parts = self.objective.on_outputs(outputs, y, step)
+            loss, parts = self.objective.on_outputs(outputs, begun.y, begun.step)
         (gradient,) = torch.autograd.grad(loss, outputs)
         with torch.no_grad():
-            self._log(state, parts, rows)
+            self._log(begun, parts)
         return gradient
 
     def backward(self, outputs: Tensor, leaves: list[Tensor], gradient: Tensor) -> Gradients:
@@ -273,14 +266,16 @@ class TrainStep:
         return torch.autograd.grad(outputs, leaves, gradient, allow_unused=True)
 
     @torch.no_grad()
-    def descend(self, state: TrainState, gradients: Gradients, rows: Tensor | None) -> None:
+    def descend(self, begun: Begun, gradients: Gradients) -> None:
         """Have the optimizer take its step on every block of parameters."""
+        state, rows = begun.state, begun.rows
         factor, ema = state.factors.index_select(0, state.index.reshape(1)) * state.plateau, self.settings.ema
         for index, gradient in enumerate(self._clipped(gradients, rows)):
             block = self.blocks[index]
             block_rows = rows if block.stacked else None
-            if _stays(block, gradient, rows):
-                continue
+            own = () if block.stacked else block.members or ()
+            if own and (gradient is None or (rows is not None and own[0] not in rows.tolist())):
+                continue  # a network of its own that the step did not reach, or did not pick
             if gradient is None:
                 # As for a parameter without a gradient beside others in a row: decay and momentum go on.
                 count = len(block.flat) if block_rows is None else len(block_rows)
@@ -299,26 +294,21 @@ class TrainStep:
     def _within_norm(self, gradients: Gradients, limit: float, rows: Tensor | None) -> Gradients:
         count = self.members.num_trained if rows is None or not self.blocks[0].stacked else len(rows)
         squares = torch.zeros(count, dtype=torch.float32, device=self.blocks[0].flat.device)
-        # Whose norm each row of a block is part of.
-        places = [
-            torch.arange(count, device=squares.device)
-            if block.stacked
-            else torch.tensor(block.members, device=squares.device)
-            for block in self.blocks
-        ]
-        for place, gradient in zip(places, gradients, strict=True):
+        pairs = list(zip(gradients, (block.owners for block in self.blocks), strict=True))
+        for gradient, owners in pairs:
             if gradient is not None:
-                squares = squares.index_add(0, place, gradient.float().square().sum(1))
+                squares[owners] += gradient.float().square().sum(1)
         scale = (limit / (squares.sqrt() + 1e-6)).clamp(max=1.0)
         return [
-            None if gradient is None else gradient * scale[place][:, None].to(gradient.dtype)
-            for gradient, place in zip(gradients, places, strict=True)
+            None if gradient is None else gradient * scale[owners][:, None].to(gradient.dtype)
+            for gradient, owners in pairs
         ]
 
-    def _log(self, state: TrainState, parts: Mapping[str, Tensor], rows: Tensor | None) -> None:
+    def _log(self, begun: Begun, parts: Mapping[str, Tensor]) -> None:
+        state = begun.state
         for name, value in parts.items():
             value = value.detach().float()
-            picked = rows if value.ndim else None
+            picked = begun.rows if value.ndim else None
             if name not in state.sums:
                 self.make_sum(state, name, value.shape if picked is None else (self.members.num_trained,))
             total, seen = state.sums[name], state.seen[name]
@@ -369,13 +359,6 @@ def _average(average: Mapping[str, Tensor], values: Tensor, decay: float, rows: 
         whole.copy_(part) if rows is None else whole.index_copy_(0, rows, part)
 
 
-def _stays(block: "Block", gradient: Tensor | None, rows: Tensor | None) -> bool:
-    """Whether a block is a network of its own that the step did not reach, or did not pick."""
-    if block.members is None or block.stacked:
-        return False
-    return gradient is None or (rows is not None and block.members[0] not in rows.tolist())
-
-
 def computed_once(values: Tensor) -> Tensor:
     """Return few values by way of a reduction that changes nothing.
 
@@ -390,19 +373,12 @@ class Block:
     """Parameters of one dtype that share their rows: `flat` is `(rows, columns)`, each parameter a range of columns.
 
     Weights of 2-D convolutions lie in channels-last order, in which GPUs convolve fastest; it is an order of memory only.
-
-    Attributes:
-        names: Registered names of the parameters, in column order.
-        shapes: Shape of each one's row.
-        stacked: Whether a parameter's first axis is the row; if not there is one row, the whole parameter.
-        members: Which member each row belongs to; None where members share the row.
-        flat: The values.
     """
 
-    names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    stacked: bool
-    members: tuple[int, ...] | None
+    names: tuple[str, ...]  # registered ones, in column order
+    shapes: tuple[torch.Size, ...]  # of each parameter's row
+    stacked: bool  # whether a parameter's first axis is the row; if not there is one row, the whole parameter
+    members: tuple[int, ...] | None  # which member each row belongs to; None where members share the row
     flat: Tensor
 
     @property
@@ -414,6 +390,14 @@ class Block:
     def padding(self) -> int:
         """Number of columns at the end that belong to no parameter."""
         return -sum(self.sizes) % ALIGNMENT
+
+    @property
+    def owners(self) -> slice:
+        """The members that rows belong to: all, or one whose parameters are a block of their own."""
+        if self.stacked:
+            return slice(None)
+        assert self.members is not None
+        return slice(self.members[0], self.members[0] + 1)
 
     def rows_of(self, members: Collection[int]) -> list[int]:
         """Return the rows of these members, by their places in the ensemble."""
@@ -442,17 +426,10 @@ Slots = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Given:
-    """What a step gives a rule, for each row that it updates.
-
-    Attributes:
-        gradient: `(rows, columns)`.
-        count: Number of the step, from 1, `(rows, 1)`.
-        lr: Learning rate, `(rows, 1)` or `(rows, columns)`.
-        decay: Decay of the values, likewise; None for none.
-    """
+    """What a step gives a rule for each row that it updates: `(rows, columns)`, or `(rows, 1)`."""
 
     gradient: Tensor
-    count: Tensor
+    count: Tensor  # number of the step, from 1
     lr: Tensor
     decay: Tensor | None
 
@@ -563,8 +540,6 @@ def _once_a_row(numbers: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 class RowOptimizer:
     """A rule for every block. Its tensors (slots, counts, rates) are handed in, so that a step is a function of them."""
-
-    traceable = True
 
     def __init__(
         self,

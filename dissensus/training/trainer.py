@@ -41,29 +41,16 @@ class DivergedError(RuntimeError):
     """A member's loss is no longer a finite number."""
 
 
-def _epoch_or_steps(name: str, value: Any) -> Literal["epoch"] | int:
-    return "epoch" if value == "epoch" else whole_number(name, value, 1, tail=" or 'epoch'")
-
-
-def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    return lambda name, value: None if value is None else check(name, value)
-
-
+_positive = partial(whole_number, least=1)
+# What a number must be where there is one.
 _NUMBERS: Mapping[str, Callable[[str, Any], Any]] = {
-    "seed": whole_number,
-    "epochs": partial(whole_number, least=1),
-    "batch_size": _or_none(partial(whole_number, least=1)),
+    **dict.fromkeys(("epochs", "batch_size", "checkpoint_every", "patience"), _positive),
+    **dict.fromkeys(("concurrent_members", "accumulate"), _positive),
+    **dict.fromkeys(("lr", "weight_decay"), real_numbers),
+    **dict.fromkeys(("clip_norm", "clip_value"), partial(real_number, above=True)),
     "workers": partial(whole_number, least=0),
-    "checkpoint_every": partial(whole_number, least=1),
-    "patience": _or_none(partial(whole_number, least=1)),
-    "concurrent_members": _or_none(partial(whole_number, least=1)),
-    "check_every": _epoch_or_steps,
-    "lr": real_numbers,
-    "weight_decay": _or_none(real_numbers),
-    "clip_norm": _or_none(partial(real_number, above=True)),
-    "clip_value": _or_none(partial(real_number, above=True)),
-    "accumulate": partial(whole_number, least=1),
-    "ema": _or_none(partial(real_number, below=1.0)),
+    "check_every": partial(whole_number, least=1, tail=" or 'epoch'"),
+    "ema": partial(real_number, below=1.0),
 }
 # What processes that train together do not do, and how it is left out.
 _OFF_ON_MESH = {"accumulate": 1, "concurrent_members": None, "ema": None, "per_member": False}
@@ -107,18 +94,18 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse what means nothing; numbers of any origin become Python's own."""
         for name, check in _NUMBERS.items():
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+            if not isinstance(value := getattr(self, name), str | None):
+                object.__setattr__(self, name, check(name, value))
         if self.select is None and (self.per_member or self.patience is not None):
             object.__setattr__(self, "select", "validation_loss" if self.per_member else "ensemble_loss")
         alone = [f"`{name}`" for name, off in _OFF_ON_MESH.items() if getattr(self, name) != off]
         refuse(
             {
-                f"`mesh` goes without {', '.join(alone)}. Train in one process, or leave that out.": self.mesh
-                and alone,
-                "`checkpoint_dir` must be a folder's path; got ''. Pass None for no checkpoints.": self.checkpoint_dir
-                == "",
-                "resume=True goes on from a folder, and there is none: pass `checkpoint_dir` too.": self.resume
-                and self.checkpoint_dir is None,
+                f"`mesh` goes without {', '.join(alone)}. Train in one process, or leave that out.": alone
+                and self.mesh,
+                "`checkpoint_dir` must be a folder's path or None; got ''.": self.checkpoint_dir == "",
+                "resume=True goes on from a folder: pass `checkpoint_dir` too.": self.resume
+                and not self.checkpoint_dir,
             }
         )
 
@@ -167,25 +154,25 @@ log = logging.getLogger("dissensus")
 PROGRAMS = 16
 
 
+@dataclass
 class Trainer:
     """Runs one training from its first step, or from a checkpoint, to its end."""
 
-    def __init__(
-        self,
-        members: Members,
-        objective: Objective,
-        feed: Feed,
-        streams: Mapping[str, Tensor],
-        validation: Validation | None,
-        settings: Settings,
-        collusion: CollusionWatch | None = None,
-    ) -> None:
-        self.members, self.objective, self.feed, self.collusion = members, objective, feed, collusion
-        self.streams, self.validation, self.settings = streams, validation, settings
+    members: Members
+    objective: Objective
+    feed: Feed
+    streams: Mapping[str, Tensor]
+    validation: Validation | None
+    settings: Settings
+    collusion: CollusionWatch | None
+
+    def __post_init__(self) -> None:
+        settings, members = self.settings, self.members
         self.result = Run(members)
         self.first_ids = members.member_ids
-        self.watch = Watch(settings.select or "ensemble_loss")
-        self.watches = [Watch(self.watch.name) for _ in self.first_ids] if settings.per_member else []
+        # What is selected by: one column for all, or each member's own.
+        count = len(self.first_ids) if settings.per_member else 1
+        self.watches = [Watch(settings.select or "ensemble_loss") for _ in range(count)]
         self.plateau = Watch("ensemble_loss")
         self.folder = None if settings.checkpoint_dir is None else CheckpointFolder(settings.checkpoint_dir)
         self.good: dict[str, Tensor] | None = None
@@ -202,21 +189,16 @@ class Trainer:
         """Refuse settings that this ensemble, objective or data cannot be trained with."""
         settings, separate = self.settings, self.members.separate
         apart, drops = separate and not self.objective.couples, settings.on_divergence == "drop"
-        plateau = isinstance(settings.schedule, Plateau)
+        clips, looks = settings.clip_norm is not None, settings.select or isinstance(settings.schedule, Plateau)
         refuse(
             {
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
                 "otherwise one member's divergence is every member's. Use on_divergence='stop'.": drops and not apart,
-                "`clip_norm` clips members one by one, and these share their parameters. Leave it out.": (
-                    settings.clip_norm is not None and not separate
-                ),
-                "per_member=True needs members that own their parameters, an objective that does not couple them and on_divergence='stop'; "
-                "otherwise what one does after its best moment is not its own affair. Leave it out.": (
-                    settings.per_member and (drops or not apart)
-                ),
-                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give `validation=`.": (
-                    self.validation is None and (settings.select is not None or plateau)
-                ),
+                "`clip_norm` clips members one by one, and these share their parameters.": clips and not separate,
+                "per_member=True needs members that own their parameters, an objective that does not couple them and "
+                "on_divergence='stop'. Leave it out.": settings.per_member and (drops or not apart),
+                "Selecting, stopping early and reducing the rate on a plateau look at validation data; give "
+                "`validation=`.": looks and self.validation is None,
             }
         )
         measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
@@ -234,7 +216,14 @@ class Trainer:
         # Networks may draw from global generators.
         with alone, beside, seeded(derive(self.settings.seed, "run")):
             try:
-                self._set_up()
+                self.total_steps = self.settings.epochs * self.feed.steps_per_epoch
+                stored = self._stored() if self.folder is not None else None
+                self._build()
+                if stored is not None:
+                    self._restore(*stored)
+                self.members.train()
+                if mesh is not None:  # nobody writes into the folder while others still read it
+                    mesh.wait()
                 show = self.settings.progress if self.writes else False
                 with closing(Progress(self.total_steps, self.settings.epochs, result.step, show=show)) as self.progress:
                     self._loop()
@@ -246,17 +235,6 @@ class Trainer:
         result.engine = result.engine or ("eager" if asked == "auto" else asked)
         return result
 
-    def _set_up(self) -> None:
-        self.total_steps = self.settings.epochs * self.feed.steps_per_epoch
-        stored = self._stored() if self.folder is not None else None
-        self._build()
-        if stored is not None:
-            self._restore(*stored)
-        self.members.train()
-        if self.settings.mesh is not None:
-            # Nobody writes into the folder while others still read it.
-            self.settings.mesh.wait()
-
     def _build(self) -> None:
         settings, members = self.settings, self.members
         self.blocks = pack(members)
@@ -266,10 +244,8 @@ class Trainer:
         )
         factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
         recorded = settings.engine not in ("auto", "eager") or settings.concurrent_members is not None
-        if recorded and not optimizer.traceable:
-            raise ValueError(
-                f"engine={settings.engine!r} needs sgd, adam or adamw; other optimizers run with engine='eager'."
-            )
+        if recorded and isinstance(optimizer, SeparateOptimizers):
+            raise ValueError(f"engine={settings.engine!r} needs sgd, adam or adamw; others run with engine='eager'.")
         if settings.per_member and isinstance(optimizer, SeparateOptimizers):
             raise ValueError("per_member=True needs sgd, adam or adamw, whose members have rates of their own.")
         kind = TrainStep if settings.mesh is None else MeshStep
@@ -374,7 +350,11 @@ class Trainer:
             seen = validate(self.members, self.validation, self.objective.likelihood, self.collusion)
             per_member, whole = per_member | seen[0], whole | seen[1]
         if self.collusion is not None:
-            whole |= self._look_for_collusion(self.collusion)
+            found, warning = self.collusion.check(self.members, self.result.history)
+            whole |= found
+            if warning:
+                log.warning("step %d: %s", self.result.step, warning)
+                self.progress.note(f"step {self.result.step}: {warning}")
         head = {"epoch": -(-self.result.step // self.feed.steps_per_epoch), "step": self.result.step}
         self.result.history.add(head, self.members.member_ids, per_member, whole)
         if self.folder is not None and self.writes:
@@ -392,13 +372,6 @@ class Trainer:
             check_attached(self.members, self.blocks)
         self.clock = time.monotonic()
 
-    def _look_for_collusion(self, watch: CollusionWatch) -> dict[str, float]:
-        found, warning = watch.check(self.members, self.result.history)
-        if warning:
-            log.warning("step %d: %s", self.result.step, warning)
-            self.progress.note(f"step {self.result.step}: {warning}")
-        return found
-
     def _share(self) -> None:
         """Have what other processes trained, where several train together."""
         mesh = self.settings.mesh
@@ -408,19 +381,13 @@ class Trainer:
             mesh.share(self.state.saved(without=("optimizer", "index", "plateau")), self.members)
 
     def _read_sums(self) -> tuple[dict[str, list[float]], dict[str, float]]:
-        per_member: dict[str, list[float]] = {}
-        whole: dict[str, float] = {}
-        for name, total in self.state.sums.items():
-            seen = self.state.seen[name]
-            mean = (total / seen).cpu()
-            if mean.ndim:
-                # Kinds whose members share a pass in training log one value for all of them.
-                per_member[name] = mean.expand(self.members.num_trained).tolist()
-            else:
-                whole[name] = float(mean)
-            total.zero_()
-            seen.zero_()
-        return per_member, whole
+        sums, seen = self.state.sums, self.state.seen
+        means = {name: (total / seen[name]).cpu() for name, total in sums.items()}
+        for tensor in (*sums.values(), *seen.values()):
+            tensor.zero_()
+        # Kinds whose members share a pass in training log one value for all of them.
+        per_member = {n: mean.expand(self.members.num_trained).tolist() for n, mean in means.items() if mean.ndim}
+        return per_member, {name: float(mean) for name, mean in means.items() if not mean.ndim}
 
     def _handle_divergence(self) -> None:
         """Stop, or go on without them, if the sum of some members' losses is no longer finite."""
@@ -455,9 +422,7 @@ class Trainer:
         keep = [place for place in range(self.members.num_trained) if place not in bad]
         self.result.dropped += [self.members.member_ids[place] for place in bad]
         if isinstance(self.step.optimizer, SeparateOptimizers):
-            raise DivergedError(
-                "Going on without a member needs sgd, adam or adamw; other optimizers keep all they have."
-            )
+            raise DivergedError("Going on without a member needs sgd, adam or adamw; others keep all they have.")
         if self.settings.mesh is not None:  # those that are left are spread anew
             others = tuple(part for part in PARTS if part != "optimizer")
             self.settings.mesh.share(self.state.saved(without=others), self.members)
@@ -469,7 +434,7 @@ class Trainer:
             self.step.make_sum(self.state, name, total[keep].shape if total.ndim else ())
         self.state.carry_over(old_state, old_blocks, keep)
         # The best so far was the best of other members too: the search begins again.
-        self.good, self.watch = None, Watch(self.watch.name)
+        self.good, self.watches = None, [Watch(self.watches[0].name)]
 
     def _swap_averages(self) -> None:
         """Exchange the parameters and their averages, where these are kept."""
@@ -488,38 +453,41 @@ class Trainer:
                 self.plateau.stale = 0
         if settings.select is None:
             return
-        if settings.per_member:
-            self._select_members(per_member[settings.select])
-        elif self.watch.see(values[settings.select], self.result.step):
-            self.result.best, self.result.best_step = self.watch.best, self.watch.best_step
-            self.good = copies_of(self.state.weights())
-            if self.folder is not None:
-                self._save("best", self.good)
-        elif settings.patience is not None and self.watch.stale >= settings.patience:
-            self.result.stopped_early = True
-
-    def _select_members(self, values: Sequence[float]) -> None:
-        """Keep each member as it is at its best; the rate of one whose patience has run out becomes zero."""
+        found = per_member[settings.select] if settings.per_member else [values[settings.select]]
+        better = [
+            place
+            for place, (watch, value) in enumerate(zip(self.watches, found, strict=True))
+            if not self._has_stopped(watch) and watch.see(value, self.result.step)
+        ]
         now = self.state.weights()
-        self.good = self.good or copies_of(now)
-        for place, (watch, value) in enumerate(zip(self.watches, values, strict=True)):
-            if not self._has_stopped(watch) and watch.see(value, self.result.step):
+        if self.good is None or (better and not settings.per_member):
+            self.good = copies_of(now)
+        elif settings.per_member:
+            for place in better:
                 self._copy_member(place, now, self.good)
         self._leave_stopped()
-        steps = [watch.best_step or 0 for watch in self.watches]
-        self.result.best_steps = dict(zip(self.first_ids, steps, strict=True))
-        self.result.best = mean_of([watch.best or 0.0 for watch in self.watches])
+        self._note_best()
         self.result.stopped_early = all(map(self._has_stopped, self.watches))
-        if self.folder is not None:
+        if self.folder is not None and better:
             self._save("best", self.good)
+
+    def _note_best(self) -> None:
+        result, steps = self.result, [watch.best_step for watch in self.watches]
+        if None in steps:
+            return
+        result.best = mean_of([watch.best or 0.0 for watch in self.watches])
+        if self.settings.per_member:
+            result.best_steps = dict(zip(self.first_ids, steps, strict=True))
+        else:
+            result.best_step = steps[0]
 
     def _has_stopped(self, watch: Watch) -> bool:
         return self.settings.patience is not None and watch.stale >= self.settings.patience
 
     def _leave_stopped(self) -> None:
-        """Have members that stopped be what they were at their best; buffers would go on with every pass."""
+        """Have members that stopped be what they were at their best, at a rate of zero; buffers would go on with every pass."""
         for place, watch in enumerate(self.watches):
-            if not self._has_stopped(watch):
+            if not self.settings.per_member or not self._has_stopped(watch):
                 continue
             assert self.good is not None
             self._copy_member(place, self.good, self.state.weights())
@@ -548,13 +516,11 @@ class Trainer:
         if mesh is not None:
             tensors = mesh.block(tensors, self.members)
         facts = {
-            "settings": self.identity,
-            "architecture": self.architecture,
+            **self.identity,
             "members": list(self.members.member_ids),
             **{name: getattr(self.result, name) for name in _KEPT},
             "decisions": self.members.all_decisions(),
             "shapes": self.shapes,
-            "watch": asdict(self.watch),
             "watches": [asdict(watch) for watch in self.watches],
             "plateau": asdict(self.plateau),
             "history": self.result.history.rows,
@@ -574,29 +540,25 @@ class Trainer:
     def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         assert self.folder is not None
         # Of the network as it came: a backbone may change something in a pass, and hashing it takes time.
-        self.architecture = architecture(self.members)
-        self.identity = fingerprint(self.settings, self.objective, self.feed, self.streams, self.validation)
+        settings = fingerprint(self.settings, self.objective, self.feed, self.streams, self.validation)
+        self.identity = {"architecture": architecture(self.members), "settings": settings}
         if not self.folder.exists("last"):
             return None
         if not self.settings.resume:
-            raise ValueError(
-                f"{self.folder.folder} already holds a run. Pass resume=True to go on with it, or choose another folder."
-            )
+            raise ValueError(f"{self.folder.folder} already holds a run. Pass resume=True, or choose another folder.")
         tensors, facts, problem = self.folder.load("last")
         if problem is not None:
             log.warning("%s Going on from the checkpoint before it, at step %d.", problem, facts["step"])
         where = f"The checkpoint in {self.folder.folder}"
         began_with = sorted([*facts["members"], *facts["dropped"]])
         if began_with != sorted(self.first_ids):
-            raise CheckpointError(
-                f"{where} is of {len(began_with)} members; this ensemble has {len(self.first_ids)}. Make it with as many."
-            )
+            raise CheckpointError(f"{where} is of {len(began_with)} members; this ensemble has {len(self.first_ids)}.")
         if facts["dropped"]:
             self.result.dropped = facts["dropped"]
             keep = [self.first_ids.index(member) for member in facts["members"]]
             self.members.keep_members(keep)
             self.feed.keep_members(keep)
-        check_same_run(facts, where, self.architecture, self.identity)
+        check_same_run(facts, where, self.identity)
         return tensors, facts
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -607,8 +569,8 @@ class Trainer:
             self.step.make_sum(self.state, name, tensor.shape)
         if (stranger := self.state.load(own)) is not None:
             raise CheckpointError(
-                f"The checkpoint in {self.settings.checkpoint_dir} was written by another version of dissensus, which laid "
-                f"tensors out differently ({stranger}). Begin again in another folder, or go on with that version."
+                f"The checkpoint in {self.settings.checkpoint_dir} is of another version of dissensus (by {stranger}). "
+                "Begin again in another folder, or go on with that version."
             )
         if isinstance(self.step.optimizer, SeparateOptimizers):
             self.step.optimizer.load(separate)
@@ -618,8 +580,7 @@ class Trainer:
         self.checked_step = max((int(row["step"]) for row in facts["history"]), default=0)
         for name in _KEPT:
             setattr(result, name, facts[name])
-        self.members.decide_as(facts.get("decisions", {}))
-        self.shapes = facts.get("shapes", [""])
-        self.watch, self.plateau = Watch(**facts["watch"]), Watch(**facts["plateau"])
+        self.members.decide_as(facts["decisions"])
+        self.shapes, self.plateau = facts["shapes"], Watch(**facts["plateau"])
         self.watches = [Watch(**watch) for watch in facts["watches"]]
-        result.best, result.best_step = self.watch.best, self.watch.best_step
+        self._note_best()

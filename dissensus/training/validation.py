@@ -94,14 +94,11 @@ class CollusionWatch:
         return mean_and_scale(outputs)[0] if self.density else outputs
 
 
-def _setting(objective: Objective, name: str) -> Any:
+def _setting(objective: Any, name: str) -> Any:
     """Return a setting of an objective, or of one that it wraps."""
-    inner: Any = objective
-    while inner is not None:
-        if hasattr(inner, name):
-            return getattr(inner, name)
-        inner = getattr(inner, "inner", None)
-    return None
+    if hasattr(objective, name) or not hasattr(objective, "inner"):
+        return getattr(objective, name, None)
+    return _setting(objective.inner, name)
 
 
 def _sample(data: Pairs, size: int) -> tuple[Batch, Tensor]:
