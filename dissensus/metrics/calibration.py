@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus._checks import check_member_logits
-from dissensus._signatures import checked
+from dissensus._signatures import checked, whole_number
 from dissensus.metrics._inputs import Array, class_indices, confidences_and_correct, floats, probabilities_and_labels
 
 Binning = Literal["width", "mass"]
@@ -144,8 +144,7 @@ def top_confidences(probs: Array, labels: Array) -> tuple[Tensor, Tensor]:
 
 
 def _curve(confidence: Tensor, correct: Tensor, bins: int, binning: Binning) -> ReliabilityCurve:
-    if bins < 1:
-        raise ValueError(f"`bins` must be at least 1; got {bins}.")
+    whole_number("bins", bins, 1)
     # On the CPU, where bin sums are taken in a fixed order.
     confidence, correct = confidence.cpu(), correct.cpu()
     if binning == "width":

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number, whole_number
 from dissensus.metrics._inputs import Array, as_tensor, indices
 
 
@@ -106,17 +106,11 @@ def ood_disagreement_bound(
         >>> round(ood_disagreement_bound(0.8, cluster_mass=0.5, purity=0.9, gap=0.1, instability=0.05), 3)
         0.265
     """
-    shares = {
-        "hard_disagreement": hard_disagreement,
-        "cluster_mass": cluster_mass,
-        "purity": purity,
-        "instability": instability,
-    }
-    for name, value in shares.items():
+    shares = {"hard_disagreement": hard_disagreement, "cluster_mass": cluster_mass, "purity": purity}
+    for name, value in {**shares, "instability": instability}.items():
         if not 0 <= value <= 1:
             raise ValueError(f"`{name}` is a share, from 0 to 1; got {value}.")
-    if not gap >= 0:
-        raise ValueError(f"`gap` must not be negative; got {gap}.")
+    real_number("gap", gap)
     return cluster_mass * purity * (hard_disagreement - gap) - instability
 
 
@@ -182,8 +176,7 @@ def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) ->
         >>> round(bounds.lower, 4), round(bounds.upper, 4)
         (0.5625, 1.3889)
     """
-    if num_classes < 2:
-        raise ValueError(f"`num_classes` must be at least 2; got {num_classes}.")
+    whole_number("num_classes", num_classes, 2)
     chance = 1 / num_classes
     if not (chance <= accuracy < 1 and chance <= base_accuracy <= 1):
         raise ValueError(

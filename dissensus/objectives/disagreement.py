@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from dissensus._checks import compute_dtype
 from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.features import CachedFeatures, content_of
-from dissensus.data.sources import Array, Inputs, all_inputs, as_tensor
+from dissensus.data.sources import Array, Inputs, as_tensor
 from dissensus.data.trees import join_rows
 from dissensus.members import View
 from dissensus.objectives.likelihoods import (
@@ -366,18 +366,9 @@ class Disagree(DrawsMembers):
                 "Leave `active` out, and use a pair term such as 'a2d'."
             )
 
-    def stream_data(self) -> Mapping[str, Tensor]:
+    def stream_data(self) -> Mapping[str, Any]:
         """Return the inputs to disagree on, if they came with the objective."""
-        if self.ood_data is None:
-            return {}
-        inputs = all_inputs(self.ood_data, "ood_data")
-        if len(inputs) == 0:
-            raise ValueError("`ood_data` must have inputs to disagree on; it is empty.")
-        return {"unlabelled": inputs}
-
-    def side_data(self) -> Mapping[str, object]:
-        """Return the inputs to disagree on."""
-        return {"unlabelled": self.ood_data}
+        return {} if self.ood_data is None else {"unlabelled": self.ood_data}
 
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """Draw members, or take the one whose turn it is."""

@@ -12,9 +12,9 @@ from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.sources import class_targets
 from dissensus.members import View
 from dissensus.members.members import Keys
-from dissensus.objectives.adversarial import VirtualAdversarial
+from dissensus.objectives.adversarial import Adversarial
 from dissensus.objectives.likelihoods import full
-from dissensus.objectives.objective import BatchNorm, NormPenalty, Objective, OutputObjective, Parts, Step, Wrapper
+from dissensus.objectives.objective import BatchNorm, Objective, OutputObjective, Parts, Step, Wrapper
 from dissensus.randomness import Noise, seeded
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ class MaskedUniform(Wrapper):
 
     def __post_init__(self) -> None:
         name = type(self.inner).__name__
-        if isinstance(self.inner, _AROUND):
+        if isinstance(self.inner, Wrapper) and not isinstance(self.inner, Adversarial):
             raise ValueError(
                 f"MaskedUniform goes inside of {name}, right around the loss: {name}(MaskedUniform(Independent()), ...)."
             )
@@ -327,6 +327,10 @@ class MaskedUniform(Wrapper):
         if self.inner.likelihood.kind != "classes":
             raise ValueError(f"MaskedUniform gives uniform class targets; the loss is {self.inner.likelihood.name!r}.")
 
+    def uniform_where_masked(self) -> Objective:
+        """It is so already."""
+        return self
+
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss for these targets."""
         anchored = _anchored(members, self)
@@ -336,19 +340,6 @@ class MaskedUniform(Wrapper):
         targets = torch.where(masked[..., None], 1 / classes, class_targets(y, classes))
         assert isinstance(self.inner, OutputObjective)
         return self.inner.on_outputs_of(members, outputs, targets, step)
-
-
-# Wrappers that have their inner objective judge the batch as it is, and add to that.
-_AROUND = (HardDelta, NormPenalty, VirtualAdversarial)
-
-
-def uniform_where_masked(objective: Objective) -> Objective:
-    """Return an objective that gives masked examples the uniform target, whatever is around it."""
-    if isinstance(objective, MaskedUniform):
-        return objective
-    if isinstance(objective, _AROUND):
-        return replace(objective, inner=uniform_where_masked(objective.inner))
-    return MaskedUniform(objective)  # refuses what it cannot wrap
 
 
 def _anchored(members: View, objective: Objective) -> "Anchored":

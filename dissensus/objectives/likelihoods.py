@@ -14,7 +14,7 @@ from torch import Tensor
 from dissensus._checks import can_be_read
 from dissensus._signatures import checked
 from dissensus.data.sources import class_targets
-from dissensus.objectives.losses import log_mixture, own_losses
+from dissensus.objectives.losses import log_mixture, own_losses, weighted_mean
 
 SCALE_FLOOR = 1e-6
 # As torch's cross_entropy has it.
@@ -118,6 +118,7 @@ def full(outputs: Tensor) -> Tensor:
 
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Map: TypeAlias = Callable[[Tensor], Tensor]
 Kind: TypeAlias = Literal["classes", "points", "density", "labels", "own"]
 
 
@@ -144,7 +145,7 @@ class Likelihood:
     per_example: Loss
     mixture: Loss
     divergence: Loss
-    pooled: Callable[[Tensor], Tensor] = field(default=lambda logits: full(logits).softmax(-1).mean(0), kw_only=True)
+    pooled: Map = field(default=lambda logits: full(logits).softmax(-1).mean(0), kw_only=True)
     class_axis: int | None = field(default=None, kw_only=True)
     ignore_index: int = field(default=IGNORED, kw_only=True)
     quantiles: "Pinball | None" = field(default=None, kw_only=True)
@@ -174,8 +175,8 @@ class Likelihood:
         """Return the loss of every member and example, `(members, batch)`; arguments as those of `rows`."""
         if self.kind != "own":
             return self.per_example(outputs, targets)
-        given = targets if own else targets.expand(len(outputs), *targets.shape)
         # One call for all members: a loss is a function of each example.
+        given = targets if own else targets.expand(len(outputs), *targets.shape)
         return self.per_example(outputs.flatten(0, 1), given.flatten(0, 1)).unflatten(0, outputs.shape[:2])
 
 
@@ -213,6 +214,10 @@ def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor
     return class_targets(targets, num_classes) * (1.0 - smoothing) + smoothing / num_classes
 
 
+def _log_probs(logits: Tensor) -> Tensor:
+    return full(logits).log_softmax(-1)
+
+
 def _cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:
     if targets.is_floating_point():
         return -(log_probs * targets).sum(-1)
@@ -224,8 +229,8 @@ def _brier(probs: Tensor, targets: Tensor) -> Tensor:
     return (probs - class_targets(targets, probs.shape[-1])).square().sum(-1)
 
 
-def _class_divergence(p: Tensor, q: Tensor) -> Tensor:
-    log_p, log_q = full(p).log_softmax(-1), full(q).log_softmax(-1)
+def _class_kl(p: Tensor, q: Tensor) -> Tensor:
+    log_p, log_q = _log_probs(p), _log_probs(q)
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
@@ -234,14 +239,7 @@ def as_columns(targets: Tensor) -> Tensor:
     return targets.unsqueeze(-1) if targets.ndim == 1 else targets
 
 
-def _pooling(
-    name: str,
-    kind: Kind,
-    says: Callable[[Tensor], Tensor],
-    pool: Callable[[Tensor], Tensor],
-    judge: Loss,
-    between: Loss,
-) -> Likelihood:
+def _pooling(name: str, kind: Kind, says: Map, pool: Map, judge: Loss, between: Loss) -> Likelihood:
     """The likelihood of members that say something of outputs: the ensemble says the pool of it, and is judged as a member is."""
     return Likelihood(
         name,
@@ -252,15 +250,11 @@ def _pooling(
     )
 
 
-def _mean(values: Tensor) -> Tensor:
-    return values.mean(0)
-
-
-def _points(name: str, error: Callable[[Tensor], Tensor]) -> Likelihood:
+def _points(name: str, error: Map) -> Likelihood:
     def judge(outputs: Tensor, targets: Tensor) -> Tensor:
         return error(outputs - as_columns(targets)).sum(-1)
 
-    return _pooling(name, "points", full, _mean, judge, lambda p, q: judge(full(q), full(p)))
+    return _pooling(name, "points", full, weighted_mean, judge, lambda p, q: judge(full(q), full(p)))
 
 
 def _of_mean_density(per_example: Loss) -> Loss:
@@ -278,12 +272,12 @@ def _density(name: str, nll: Callable[..., Tensor], divergence: Callable[..., Te
     return Likelihood(name, "density", per_example, _of_mean_density(per_example), between)
 
 
-def _gaussian_divergence(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
+def _gaussian_kl(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
     apart = scale.square() + (mean - other_mean).square()
     return (other_scale / scale).log() + apart / (2 * other_scale.square()) - 0.5
 
 
-def _laplace_divergence(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
+def _laplace_kl(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
     gap = (mean - other_mean).abs()
     return (other_scale / scale).log() + (scale * (-gap / scale).exp() + gap) / other_scale - 1.0
 
@@ -295,14 +289,14 @@ def _binary(logits: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(-1)
 
 
-def _mixture_binary(logits: Tensor, targets: Tensor) -> Tensor:
+def _binary_mixture(logits: Tensor, targets: Tensor) -> Tensor:
     logits = full(logits)
     yes, no = (log_mixture(F.logsigmoid(sign * logits)) for sign in (1, -1))
     targets = targets.to(logits.dtype)
     return -(targets * yes + (1 - targets) * no).sum(-1)
 
 
-def _binary_divergence(p: Tensor, q: Tensor) -> Tensor:
+def _binary_kl(p: Tensor, q: Tensor) -> Tensor:
     p, q = full(p), full(q)
     yes, no = F.logsigmoid(p) - F.logsigmoid(q), F.logsigmoid(-p) - F.logsigmoid(-q)
     return (p.sigmoid() * yes + (-p).sigmoid() * no).sum(-1)
@@ -313,7 +307,7 @@ def _poisson(log_rates: Tensor, counts: Tensor) -> Tensor:
     return (log_rates.exp() - counts * log_rates + torch.lgamma(counts + 1)).sum(-1)
 
 
-def _poisson_divergence(p: Tensor, q: Tensor) -> Tensor:
+def _poisson_kl(p: Tensor, q: Tensor) -> Tensor:
     p, q = full(p), full(q)
     return (p.exp() * (p - q) + q.exp() - p.exp()).sum(-1)
 
@@ -360,41 +354,34 @@ def _own_loss(loss: Loss) -> Likelihood:
 
     def divergence(p: Tensor, q: Tensor) -> Tensor:
         raise ValueError(
-            "A loss of your own does not say how far two outputs are from each other, which VirtualAdversarial needs. Use Adversarial, "
-            "or a named loss."
+            "A loss of your own does not say how far two outputs are apart. Use Adversarial, or a named loss."
         )
 
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
     quantiles = loss if isinstance(loss, Pinball) else None
-    return replace(_pooling(name, "own", full, _mean, partial(own_losses, loss), divergence), quantiles=quantiles)
+    judge = partial(own_losses, loss)
+    return replace(_pooling(name, "own", full, weighted_mean, judge, divergence), quantiles=quantiles)
 
 
-LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
-    {
-        likelihood.name: likelihood
-        for likelihood in (
-            _pooling(
-                "cross_entropy",
-                "classes",
-                lambda z: full(z).log_softmax(-1),
-                log_mixture,
-                _cross_entropy,
-                _class_divergence,
-            ),
-            _pooling("brier", "classes", lambda z: full(z).softmax(-1), _mean, _brier, _class_divergence),
-            _points("mse", torch.square),
-            _points("mae", torch.abs),
-            _density("gaussian_nll", gaussian_losses, _gaussian_divergence),
-            _density("laplace_nll", laplace_losses, _laplace_divergence),
-            Likelihood("poisson", "points", _poisson, _of_mean_density(_poisson), _poisson_divergence),
-            replace(
-                Likelihood("binary_cross_entropy", "labels", _binary, _mixture_binary, _binary_divergence),
-                pooled=lambda logits: full(logits).sigmoid().mean(0),
-            ),
-            replace(_own_loss(Pinball()), name="pinball"),
-        )
-    }
-)
+_LIKELIHOODS = [
+    _pooling("cross_entropy", "classes", _log_probs, log_mixture, _cross_entropy, _class_kl),
+    _pooling("brier", "classes", lambda z: full(z).softmax(-1), weighted_mean, _brier, _class_kl),
+    _points("mse", torch.square),
+    _points("mae", torch.abs),
+    _density("gaussian_nll", gaussian_losses, _gaussian_kl),
+    _density("laplace_nll", laplace_losses, _laplace_kl),
+    Likelihood("poisson", "points", _poisson, _of_mean_density(_poisson), _poisson_kl),
+    Likelihood(
+        "binary_cross_entropy",
+        "labels",
+        _binary,
+        _binary_mixture,
+        _binary_kl,
+        pooled=lambda z: full(z).sigmoid().mean(0),
+    ),
+    replace(_own_loss(Pinball()), name="pinball"),
+]
+LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType({likelihood.name: likelihood for likelihood in _LIKELIHOODS})
 
 
 @checked
@@ -403,10 +390,8 @@ def likelihood_of(loss: str | Loss) -> Likelihood:
     if callable(loss):
         return _own_loss(loss)
     if loss not in LIKELIHOODS:
-        raise ValueError(
-            f"`loss` must be one of {', '.join(sorted(LIKELIHOODS))}, or a function of (output, target) that returns one value for each "
-            f"example; got {loss!r}."
-        )
+        wanted = f"{', '.join(sorted(LIKELIHOODS))}, or a function of (output, target) that returns one value for each example"
+        raise ValueError(f"`loss` must be one of {wanted}; got {loss!r}.")
     return LIKELIHOODS[loss]
 
 
@@ -415,10 +400,8 @@ def check_class_weights(weights: tuple[float, ...] | None, likelihood: Likelihoo
     if weights is None:
         return
     if likelihood.kind not in ("classes", "labels"):
-        raise ValueError(
-            f"`class_weights` are for class labels; the loss is {likelihood.name!r}. Use weights of examples."
-        )
-    if min(weights) < 0 or max(weights) == 0 or not all(isfinite(weight) for weight in weights):
+        raise ValueError(f"`class_weights` are for class labels; the loss is {likelihood.name!r}. Weigh examples.")
+    if min(weights) < 0 or max(weights) == 0 or not all(map(isfinite, weights)):
         raise ValueError(f"`class_weights` must be finite, not negative and not all zero; got {weights}.")
 
 

@@ -308,14 +308,10 @@ class LossGuided(DrawsMembers, OutputObjective):
         """Whether outputs on the batch are enough; a guard may want to see held-out examples too."""
         return self._guard is None or self._guard.data is None
 
-    def stream_data(self) -> Mapping[str, Tensor]:
+    def stream_data(self) -> Mapping[str, Any]:
         """Return the guard's held-out data."""
         data = None if self._guard is None else self._guard.data
-        return {} if data is None else {"held_out.x": data[0], "held_out.y": data[1]}
-
-    def side_data(self) -> Mapping[str, object]:
-        """Return the guard's held-out data."""
-        return {"held-out": getattr(self._guard, "given", None)}
+        return {} if data is None else {"held_out.x": getattr(self._guard, "given", data[0]), "held_out.y": data[1]}
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Run the drawn members, and what else the weights depend on."""

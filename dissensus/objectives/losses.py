@@ -102,12 +102,17 @@ def own_losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, target
     return losses
 
 
-def weighted_mean(values: Tensor, weights: Tensor | None, others: Others | None = None) -> Tensor:
+def weighted_mean(values: Tensor, weights: Tensor | None = None, others: Others | None = None) -> Tensor:
     """Average over the members, the first axis of `values`, and others elsewhere."""
     if weights is None:
         return values.mean(0)
     here = (_aligned(weights, values) * values).sum(0)
     return here if others is None else others.total(here)
+
+
+def shares_of(weights: Tensor | None, like: Tensor) -> Tensor:
+    """Return the members' weights, equal ones where none are given."""
+    return like.new_full((len(like),), 1 / len(like)) if weights is None else weights
 
 
 def output_sum(values: Tensor, leading: int = 2) -> Tensor:

@@ -121,24 +121,20 @@ class Objective(ABC):
         return self
 
     def uniform_where_masked(self) -> "Objective":
-        """Return this objective with the uniform distribution as the target of anchored networks' masked examples."""
-        from dissensus.objectives.hard_delta import uniform_where_masked
+        """Return this objective with the uniform distribution as the target of anchored networks' masked examples, or refuse."""
+        from dissensus.objectives.hard_delta import MaskedUniform
 
-        return uniform_where_masked(self)
+        return MaskedUniform(self)
 
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """Return the distinct rows of the members that this step trains, or None for all."""
         return None
 
-    def stream_data(self) -> Mapping[str, Tensor]:
-        """Return data that the objective brings along; a batch of each is in `step.streams` under its name.
+    def stream_data(self) -> Mapping[str, Any]:
+        """Return data that the objective brings along, as `fit` takes `unlabelled`; a batch of each is in `step.streams` by its name.
 
-        Tensors with one name before a dot (`"held_out.x"`, `"held_out.y"`) are as long as each other and drawn together.
+        What has one name before a dot (`"held_out.x"`, `"held_out.y"`) is as long as each other and drawn together.
         """
-        return {}
-
-    def side_data(self) -> Mapping[str, object]:
-        """Return the same data as the user gave it, by what to call it: features are checked against the training data's."""
         return {}
 
 
@@ -191,17 +187,17 @@ class Wrapper(Objective):
         inner = self.inner.prepare(x)
         return self if inner is self.inner else replace(self, inner=inner)
 
+    def uniform_where_masked(self) -> Objective:
+        """As the inner objective."""
+        return replace(self, inner=self.inner.uniform_where_masked())
+
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """As the inner objective."""
         return self.inner.pick(step, num_members)
 
-    def stream_data(self) -> Mapping[str, Tensor]:
+    def stream_data(self) -> Mapping[str, Any]:
         """That of the inner objective."""
         return self.inner.stream_data()
-
-    def side_data(self) -> Mapping[str, object]:
-        """That of the inner objective."""
-        return self.inner.side_data()
 
 
 @checked
