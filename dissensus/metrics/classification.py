@@ -95,12 +95,7 @@ def brier(probs: Array, labels: Array) -> float:
 
 @checked
 def group_accuracies(probs: Array, labels: Array, groups: Array) -> dict[int, float]:
-    """Accuracy of each group of inputs.
-
-    Args:
-        probs: Predicted probabilities, `(batch, classes)`.
-        labels: True class indices, `(batch,)`.
-        groups: Group ids, any integers, `(batch,)`.
+    """Accuracy of each group of inputs; `groups` are ids, any integers, `(batch,)`, and other arguments as in `accuracy`.
 
     Returns:
         Group id to accuracy, in order of the ids; only groups that occur. Reading: a wide spread means that the average

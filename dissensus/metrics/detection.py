@@ -1,8 +1,4 @@
-"""Uncertainty scores -> how well they tell out-of-distribution inputs from others, and wrong answers from right ones.
-
-Scores are higher when the input is less certain, so OOD inputs should lie above ID inputs. All metrics are exact: ties
-are counted as ties, and no score is binned or thresholded on a grid.
-"""
+"""Uncertainty scores -> how well they tell out-of-distribution inputs from others, and wrong answers from right ones: exactly."""
 
 from dataclasses import dataclass
 from math import ceil

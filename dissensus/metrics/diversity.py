@@ -33,8 +33,7 @@ def disagreement(predictions_a: Array, predictions_b: Array) -> float:
         >>> disagreement(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 0]))
         0.25
     """
-    first = indices(predictions_a, "predictions_a")
-    second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
+    first, second = _pair(predictions_a, predictions_b)
     return _fraction(first != second)
 
 
@@ -127,9 +126,8 @@ def pair_diversity(
         accuracy_of: Whose accuracy sets the error rate: the mean of both (`"pair"`), or one of them (`"a"`, `"b"`).
 
     Returns:
-        A number that is not negative. Reading: 0 for copies, near 1 or above for members that err independently (see
-        `diversity_bounds`); say whose error rate it is when comparing with published figures. `nan` for a pair without
-        errors, `inf` if only the named member is perfect.
+        Reading: 0 for copies, near 1 or above for members that err independently (see `diversity_bounds`). `nan` for a pair without errors,
+        `inf` if only the named member is perfect.
 
     Example:
         >>> labels = torch.zeros(4, dtype=torch.long)
@@ -140,8 +138,7 @@ def pair_diversity(
         Durasov et al., 2021, <https://arxiv.org/abs/2012.08334>, eq. 7, and figure 2 for `diversity_bounds`; Fort et
         al., 2019, <https://arxiv.org/abs/1912.02757>.
     """
-    first = indices(predictions_a, "predictions_a")
-    second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
+    first, second = _pair(predictions_a, predictions_b)
     truth = indices(labels, "labels", len(first)).to(first.device)
     errors = {"a": _fraction(first != truth), "b": _fraction(second != truth)}
     error = sum(errors.values()) / 2 if accuracy_of == "pair" else errors[accuracy_of]
@@ -189,6 +186,11 @@ def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) ->
     better, worse = max(accuracy, base_accuracy), min(accuracy, base_accuracy)
     redrawn = (better - worse) / (better - chance) if better > worse else 0.0
     return DiversityBounds(lower=redrawn * (1 - chance) / error, upper=independent / error)
+
+
+def _pair(predictions_a: Array, predictions_b: Array) -> tuple[Tensor, Tensor]:
+    first = indices(predictions_a, "predictions_a")
+    return first, indices(predictions_b, "predictions_b", len(first)).to(first.device)
 
 
 def _member_predictions(predictions: Array) -> Tensor:
