@@ -39,9 +39,9 @@ def mean_and_scale(outputs: Tensor) -> tuple[Tensor, Tensor]:
         (torch.Size([4, 8, 1]), 0.6931)
     """
     if not outputs.is_floating_point() or outputs.shape[-1:].numel() % 2 or not outputs.ndim:
+        came = f"got {outputs.dtype} shaped {tuple(outputs.shape)}"
         raise ValueError(
-            "A likelihood head gives a mean and a rho for each target, so its last axis is even; got "
-            f"{outputs.dtype} shaped {tuple(outputs.shape)}. Give the network twice as many outputs as there are targets."
+            f"A likelihood head gives a mean and a rho for each target, twice as many outputs as targets; {came}."
         )
     mean, rho = outputs.chunk(2, dim=-1)
     return mean, F.softplus(rho) + SCALE_FLOOR
@@ -102,14 +102,10 @@ def _check_elementwise(mean: Tensor, scale: Tensor, target: Tensor) -> None:
     # A target is the same for all members, so the mean may have an axis before.
     fits = target.ndim <= mean.ndim and mean.shape[mean.ndim - target.ndim :] == target.shape
     if not fits or scale.shape not in (mean.shape, ()):
-        raise ValueError(
-            f"`mean` and `scale` must be shaped as `target`, or with members before; got {tuple(mean.shape)}, "
-            f"{tuple(scale.shape)} and {tuple(target.shape)}. Drop or add an axis: `target[:, None]`, `mean.squeeze(-1)`."
-        )
+        came = f"{tuple(mean.shape)}, {tuple(scale.shape)} and {tuple(target.shape)}"
+        raise ValueError(f"`mean` and `scale` must be shaped as `target`, or with members before; got {came}.")
     if can_be_read(scale) and not bool((scale > 0).all()):
-        raise ValueError(
-            f"`scale` must be positive; got {scale.min().item():g} at the least. Pass softplus of the raw output."
-        )
+        raise ValueError(f"`scale` must be positive; got {scale.min().item():g}. Pass softplus of the raw output.")
 
 
 def full(outputs: Tensor) -> Tensor:
@@ -130,8 +126,7 @@ class Likelihood:
         name: As `Independent(loss=...)` takes it.
         kind: What outputs are: class logits, point predictions, a likelihood head's (mean, rho), logits of yes or no for each of
             several labels, or whatever a user's own loss takes.
-        per_example: Loss of each output, `(..., batch, outputs)` and targets, class indices `(..., batch)` or
-            values `(..., batch, outputs)`, to `(..., batch)`.
+        per_example: From outputs `(..., batch, outputs)` and targets `(..., batch)` or `(..., batch, outputs)` to losses `(..., batch)`.
         mixture: Loss of the ensemble's prediction, `(members, batch, outputs)` to `(batch,)`.
         divergence: How far outputs q are from outputs p, `(..., batch)`; zero where they are equal.
         pooled: What members of class logits say together, `(batch, classes)`; the largest is the ensemble's answer.
@@ -155,8 +150,7 @@ class Likelihood:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return outputs, targets and weights with every position of dense outputs as an example of its own.
 
-        Outputs `(members, batch, outputs)` stay as they are. Targets are `(batch, ...)` and weights of examples `(batch,)`, both with a
-        member axis if members have batches of their `own`.
+        Targets are `(batch, ...)` and weights of examples `(batch,)`, both with a member axis if members have batches of their `own`.
         """
         if self.kind not in ("classes", "points", "labels") or outputs.ndim <= 3:
             return outputs, targets, weights
@@ -195,15 +189,10 @@ def class_axis_of(outputs: Tensor, targets: Tensor, class_axis: int | None) -> i
     meant = [axis for axis in fitting if class_axis is None or axis == class_axis % len(shape)]
     if len(meant) == 1:
         return meant[0]
-    if class_axis is not None:
-        why = f"axis {class_axis} is not it."
-    elif fitting:
-        why = f"axes {fitting} fit: name it, class_axis={fitting[0]}."
-    else:
-        why = "none fits. Give one class index for each position."
+    why = f"axes {fitting} fit: name it, class_axis={fitting[0]}." if fitting else "none fits."
     raise ValueError(
         f"Outputs shaped (members, batch, ...) = {shape} must have one axis of classes beside those of the targets, "
-        f"{tuple(targets.shape)}; {why}"
+        f"{tuple(targets.shape)}; {why if class_axis is None else f'axis {class_axis} is not it.'}"
     )
 
 
