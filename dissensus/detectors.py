@@ -84,7 +84,11 @@ class Mahalanobis:
         covariance = _covariance(features, groups, means)
         identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
         shrunk = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * identity
-        whitening = _whitening(shrunk)
+        factor, failed = torch.linalg.cholesky_ex(shrunk)
+        if failed:
+            raise ValueError("The covariance of `features` must be invertible. Raise `shrinkage`.")
+        # W with covariance^-1 = W W^T, so that x @ W has unit covariance.
+        whitening = torch.linalg.solve_triangular(factor, identity, upper=False).T
         background = cls.fit(features, torch.zeros_like(labels), shrinkage=shrinkage) if relative else None
         return cls(centre, whitening, (means - centre) @ whitening, background)
 
@@ -222,18 +226,6 @@ def _covariance(
     return total / len(features)
 
 
-def _whitening(covariance: Float[Tensor, "f f"]) -> Float[Tensor, "f f"]:
-    """W with covariance^-1 = W W^T, so that x @ W has unit covariance."""
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    if failed:
-        raise ValueError(
-            "The covariance of `features` must be invertible; got one that is not. "
-            "Raise `shrinkage`, or drop features that never vary."
-        )
-    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    return torch.linalg.solve_triangular(factor, identity, upper=False).T
-
-
 def _unit_length(features: Features) -> Features:
     return F.normalize(features.detach().to(compute_dtype(features)), dim=-1)
 
@@ -242,8 +234,6 @@ def _by_rows(score: Callable[[Features], Scores], features: Features, width: int
     """Score some rows at a time."""
     check_features(features)
     if features.shape[1] != width:
-        raise ValueError(
-            f"`features` must have {width} columns, as in `fit`; got {features.shape[1]}. Use one network."
-        )
+        raise ValueError(f"`features` must have {width} columns, as in `fit`; got {features.shape[1]}.")
     scores = [score(rows) for rows in torch.split(features.detach(), _ROWS)]
     return torch.cat(scores).to(features.device, compute_dtype(features))

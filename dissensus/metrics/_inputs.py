@@ -58,8 +58,8 @@ def probabilities(probs: Array) -> Tensor:
     tensor = floats(probs, "probs")
     if tensor.ndim != 2 or tensor.shape[1] < 2:
         raise ValueError(
-            "`probs` must be shaped (batch, classes) with two classes or more; got shape "
-            f"{tuple(tensor.shape)}. For logits of members, pass `logits.softmax(-1).mean(0)`."
+            f"`probs` must be shaped (batch, classes) with two classes or more; got {tuple(tensor.shape)}. "
+            "For logits of members, pass `logits.softmax(-1).mean(0)`."
         )
     low, high = extremes(tensor)
     total = tensor.sum(1)
@@ -78,9 +78,7 @@ def indices(values: Array, name: str, size: int | None = None) -> Tensor:
     tensor = as_tensor(values, name)
     if tensor.is_floating_point() or tensor.ndim != 1:
         came = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-        raise ValueError(
-            f"`{name}` must hold integers, shaped (batch,); got {came}. Pass `argmax(-1)` of probabilities."
-        )
+        raise ValueError(f"`{name}` must hold integers, shaped (batch,), such as an `argmax(-1)`; got {came}.")
     if size is not None and len(tensor) != size:
         raise ValueError(f"`{name}` must have one entry per input; got {len(tensor)} entries for {size} inputs.")
     return tensor.long()
@@ -97,9 +95,7 @@ def class_indices(values: Array, name: str, size: int, num_classes: int) -> Tens
     tensor = indices(values, name, size)
     low, high = extremes(tensor)
     if low < 0 or high >= num_classes:
-        raise ValueError(
-            f"`{name}` must lie in [0, {num_classes}), one index per class; got values from {low:.0f} to {high:.0f}."
-        )
+        raise ValueError(f"`{name}` must lie in [0, {num_classes}); got values from {low:.0f} to {high:.0f}.")
     return tensor
 
 

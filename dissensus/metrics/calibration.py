@@ -315,9 +315,7 @@ class Temperature:
     def __post_init__(self) -> None:
         if self.value.ndim != 1 or (self.of == "pool" and len(self.value) != 1):
             came = f"got shape {tuple(self.value.shape)}."
-            raise ValueError(
-                f"`value` must hold one temperature for each member, or one for the pool, on one axis; {came}"
-            )
+            raise ValueError(f"`value` must be one temperature a member, or one for the pool; {came}")
         if not bool(((self.value > 0) & self.value.isfinite()).all()):
             raise ValueError(f"Temperatures must be positive and finite; got {self.value.tolist()}.")
 

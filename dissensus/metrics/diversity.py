@@ -58,10 +58,9 @@ def mean_disagreement(predictions: Array) -> float:
     num_members, batch = votes.shape
     # Contiguous class ids, so that the count table is as wide as the classes that occur.
     classes, votes = torch.unique(votes, return_inverse=True)
-    table = torch.zeros(batch, len(classes), dtype=torch.int32, device=votes.device)
-    for vote in votes:
-        table.scatter_add_(1, vote[:, None], torch.ones_like(table[:, :1]))
-    agreeing = int((table * (table - 1)).sum())
+    cells = votes + len(classes) * torch.arange(batch, device=votes.device)
+    counts = cells.flatten().bincount()
+    agreeing = int((counts * (counts - 1)).sum())
     return 1 - agreeing / (batch * num_members * (num_members - 1))
 
 
@@ -176,10 +175,8 @@ def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) ->
     whole_number("num_classes", num_classes, 2)
     chance = 1 / num_classes
     if not (chance <= accuracy < 1 and chance <= base_accuracy <= 1):
-        raise ValueError(
-            f"accuracies must lie between chance, 1/{num_classes}, and 1, `accuracy` below 1; "
-            f"got accuracy {accuracy} and base_accuracy {base_accuracy}."
-        )
+        came = f"accuracy {accuracy} and base_accuracy {base_accuracy}"
+        raise ValueError(f"accuracies must lie between chance, 1/{num_classes}, and 1, `accuracy` below 1; got {came}.")
     error, base_error = 1 - accuracy, 1 - base_accuracy
     same_wrong_class = 1 / (num_classes - 1)
     independent = error * base_accuracy + base_error * accuracy + error * base_error * (1 - same_wrong_class)
@@ -196,10 +193,8 @@ def _pair(predictions_a: Array, predictions_b: Array) -> tuple[Tensor, Tensor]:
 def _member_predictions(predictions: Array) -> Tensor:
     votes = as_tensor(predictions, "predictions")
     if votes.is_floating_point() or votes.ndim != 2 or len(votes) < 2:
-        raise ValueError(
-            "`predictions` must hold class indices, shaped (members, batch) with two members or more; "
-            f"got {votes.dtype} of shape {tuple(votes.shape)}. For member logits, pass their `argmax(-1)`."
-        )
+        came = f"{votes.dtype} of shape {tuple(votes.shape)}; of logits pass `argmax(-1)`"
+        raise ValueError(f"`predictions` must be class indices (members, batch) of two members or more; got {came}.")
     return votes
 
 

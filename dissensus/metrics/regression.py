@@ -185,8 +185,7 @@ def ensemble_crps(samples: Array, target: Array, fair: bool = False) -> float:
     num_members = len(draws) if draws.ndim else 0
     if draws.ndim < 2 or (fair and num_members < 2):
         raise ValueError(
-            "`samples` must be shaped (members, batch), with two members or more if `fair`; "
-            f"got shape {tuple(draws.shape)}."
+            f"`samples` must be (members, batch), two members or more if `fair`; got {tuple(draws.shape)}."
         )
     _, truth = alike(samples=draws[0], target=target)
     draws = draws.double()

@@ -80,9 +80,7 @@ class Adversarial(Wrapper):
         """Return which of several tensors are moved, if any of them can be."""
         moves = named_leaves(x, self.part) if isinstance(x, Tree) else [True]
         if not any(asked and leaf.is_floating_point() for leaf, asked in zip(tree_leaves(x), moves, strict=True)):
-            raise ValueError(
-                f"Adversarial moves real numbers, and {describe(x)} has none to move. Name another `part`."
-            )
+            raise ValueError(f"Adversarial moves real numbers; there are none to move in {describe(x)}.")
         return moves
 
     def _attacked(self, x: Any, gradient: Any, moves: list[bool]) -> Any:

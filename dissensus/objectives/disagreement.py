@@ -136,9 +136,7 @@ def pair_term(regulariser: str | PairTerm, orientation: Orientation = "first") -
     """Return the pair term of this name, or the function itself, with its arguments as they are, exchanged, or both ways summed."""
     if not callable(regulariser) and regulariser not in PAIR_TERMS:
         names = ", ".join([*PAIR_TERMS, "divdis"])
-        raise ValueError(
-            f"`regulariser` must be one of {names}, or a function of log-probabilities; got {regulariser!r}."
-        )
+        raise ValueError(f"`regulariser` must be one of {names}, or a function; got {regulariser!r}.")
     term = regulariser if callable(regulariser) else PAIR_TERMS[regulariser]
     if orientation == "first":
         return term
@@ -343,9 +341,7 @@ class Disagree(DrawsMembers):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sequential and (self.active is not None or self.regulariser == "divdis"):
-            raise ValueError(
-                "sequential=True trains one member at a time: leave `active` out, and use a pair term, not 'divdis'."
-            )
+            raise ValueError("sequential=True trains one member at a time: no `active`, and a pair term, not 'divdis'.")
 
     def stream_data(self) -> Mapping[str, Any]:
         """Return the inputs to disagree on, if they came with the objective."""
@@ -357,7 +353,7 @@ class Disagree(DrawsMembers):
             return super().pick(step, num_members)
         if step.total < num_members:
             raise ValueError(
-                f"sequential=True wants a step or more for each member; got {step.total} steps for {num_members} members."
+                f"sequential=True trains members in turn; got {step.total} steps for {num_members} members."
             )
         return (step.index * num_members // step.total).clamp(max=num_members - 1).reshape(1)
 
@@ -399,9 +395,7 @@ class Disagree(DrawsMembers):
     def _against_earlier(self, members: View, elsewhere: Tensor, inputs: Any) -> Tensor:
         """Return the pair term with each earlier member, averaged; 0 for the first member."""
         if members.rows is None or not members.members.separate:
-            raise ValueError(
-                "sequential=True freezes earlier members, so they must own their parameters, as in a DeepEnsemble."
-            )
+            raise ValueError("sequential=True freezes earlier members; they must own their parameters (DeepEnsemble).")
         everyone = members.whole
         with everyone.evaluating():
             frozen = full(everyone(inputs)).log_softmax(-1)
@@ -429,9 +423,7 @@ def low_confidence(logits: Array, threshold: float = 0.2, labels: Array | None =
     """
     logits = as_tensor(logits, "logits")
     if logits.ndim != 2:
-        raise ValueError(
-            f"`logits` must be those of one model, (batch, classes); got {tuple(logits.shape)}. Pass `logits[0]`."
-        )
+        raise ValueError(f"`logits` must be of one model, (batch, classes): `logits[0]`; got {tuple(logits.shape)}.")
     probs = logits.to(compute_dtype(logits)).softmax(-1)
     if labels is None:
         return probs.amax(-1) < threshold
@@ -462,13 +454,9 @@ def two_stage(
     """
     unsure = low_confidence(logits, threshold)
     if len(unsure) != len(x):
-        raise ValueError(
-            f"`logits` must have a row for each training input; got {len(unsure)} rows for {len(x)} inputs."
-        )
+        raise ValueError(f"`logits` must have a row for each input; got {len(unsure)} rows for {len(x)} inputs.")
     if (count := int(unsure.sum())) in (0, len(x)):
-        raise ValueError(
-            f"The threshold must split the data; of {count} in {len(x)} the confidence is below {threshold:g}."
-        )
+        raise ValueError(f"The threshold must split the data; {count} of {len(x)} examples are below {threshold:g}.")
     if isinstance(x, CachedFeatures):
         return _some_rows(x, y, ~unsure), Disagree(_some_rows(x, y, unsure), **options)
     if y is None:
@@ -480,9 +468,7 @@ def two_stage(
 def _some_rows(data: CachedFeatures, y: Array | None, chosen: Tensor) -> CachedFeatures:
     """Return chosen rows of features of one pass, in memory, as features of the same backbone."""
     if data.passes > 1:
-        raise ValueError(
-            f"Features of one pass can be split; these are of {data.passes}. Cache them again with passes=1."
-        )
+        raise ValueError(f"Features can be split if cached with passes=1; these are of {data.passes} passes.")
     labels = data.targets if y is None else as_tensor(y, "y")
     rows = data.features[chosen if isinstance(data.features, Tensor) else chosen.numpy()]
     features = rows if isinstance(rows, Tensor) else torch.from_numpy(rows)

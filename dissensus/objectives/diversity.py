@@ -148,9 +148,7 @@ def _check_target_values(targets: Tensor, loss: Loss) -> None:
         # Loose enough for rows stored in bfloat16.
         normalised = (targets.float().sum(-1) - 1).abs() < 1e-2
         if not bool(normalised.all() & (targets >= 0).all()):
-            raise ValueError(
-                "Soft `targets` must be non-negative and sum to 1 over the classes; these do not. Normalise each row."
-            )
+            raise ValueError("Soft `targets` must be non-negative and sum to 1 over the classes; these do not.")
 
 
 @checked

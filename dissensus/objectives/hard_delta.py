@@ -189,9 +189,7 @@ class HardDelta(Wrapper):
         if self.law in _OF_THE_NETWORK and self.samples is not None:
             raise ValueError(f"{law} keeps one candidate in `draws`; leave `samples` out and change `draws`.")
         if real and self.law in _OF_THE_NETWORK and self.statistics == "training":
-            raise ValueError(
-                f"{law} with tails='real' is measured on each batch. Leave `statistics` out, or draw candidates: tails='drawn'."
-            )
+            raise ValueError(f"{law} with tails='real' is measured on each batch; leave `statistics` out.")
         for name in ("draws", "rank", "samples"):
             if (count := getattr(self, name)) is not None:
                 whole_number(name, count, 1)
@@ -299,9 +297,7 @@ class MaskedUniform(Wrapper):
             raise ValueError(f"MaskedUniform goes inside of {name}: {name}(MaskedUniform(Independent()), ...).")
         if self.inner.couples or not isinstance(self.inner, OutputObjective):
             why = "compares networks on common ones" if self.inner.couples else "runs networks itself"
-            raise ValueError(
-                f"MaskedUniform gives each network targets of its own, and {name} {why}. Take Independent(), or masked_target='label'."
-            )
+            raise ValueError(f"MaskedUniform gives each network its own targets; {name} {why}. Take Independent().")
         if self.inner.likelihood.kind != "classes":
             raise ValueError(f"MaskedUniform gives uniform class targets; the loss is {self.inner.likelihood.name!r}.")
 

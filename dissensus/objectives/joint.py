@@ -295,7 +295,7 @@ def step_from_beta(
     """
     # Without the hint at `allow_unbounded`, which only losses have.
     if not 0 <= beta <= 1:
-        raise ValueError(f"`beta` must lie in [0, 1], above which the loss has no minimum; got {beta:g}.")
+        raise ValueError(f"`beta` must lie in [0, 1]; got {beta:g}. Above 1 the loss has no minimum (theorem 5.1).")
     if not others_only:
         if beta == 1:
             raise ValueError("`beta` must be below 1 where all members are consulted: no finite step reaches 1.")
@@ -310,7 +310,7 @@ def step_from_beta(
 def _check_others(num_members: int | None) -> int:
     """The number of other members, at least one."""
     if num_members is None or num_members < 2:
-        raise ValueError(f"`others_only` needs `num_members`, at least 2; got {num_members}.")
+        raise ValueError(f"`others_only` needs at least 2 members; got {num_members}. Pass `num_members`.")
     return num_members - 1
 
 

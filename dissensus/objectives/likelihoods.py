@@ -40,9 +40,7 @@ def mean_and_scale(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not outputs.is_floating_point() or outputs.shape[-1:].numel() % 2 or not outputs.ndim:
         came = f"got {outputs.dtype} shaped {tuple(outputs.shape)}"
-        raise ValueError(
-            f"A likelihood head gives a mean and a rho for each target, twice as many outputs as targets; {came}."
-        )
+        raise ValueError(f"A likelihood head gives a mean and a rho for each target, an even number; {came}.")
     mean, rho = outputs.chunk(2, dim=-1)
     return mean, F.softplus(rho) + SCALE_FLOOR
 
@@ -342,9 +340,7 @@ def _own_loss(loss: Loss) -> Likelihood:
     """Return the likelihood of a user's own loss, which the ensemble's average output is judged by too."""
 
     def divergence(p: Tensor, q: Tensor) -> Tensor:
-        raise ValueError(
-            "A loss of your own does not say how far two outputs are apart. Use Adversarial, or a named loss."
-        )
+        raise ValueError("How far two outputs are apart a loss of your own does not say; take one by name.")
 
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
     quantiles = loss if isinstance(loss, Pinball) else None
@@ -401,9 +397,7 @@ def class_weighted(
     if weights is None:
         return given
     if len(weights) != outputs.shape[-1]:
-        raise ValueError(
-            f"`class_weights` must be one number for each of {outputs.shape[-1]} classes; got {len(weights)}."
-        )
+        raise ValueError(f"`class_weights` must be {outputs.shape[-1]} numbers, one a class; got {len(weights)}.")
     table = torch.tensor(weights, dtype=torch.float32, device=outputs.device)
     own = targets.float() @ table if targets.is_floating_point() else table[targets]
     return own if given is None else own * given

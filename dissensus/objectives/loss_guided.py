@@ -143,16 +143,12 @@ class HeldOutGuard(Guard):
         if isinstance(inputs, CachedFeatures):
             inputs, y = all_inputs(inputs, "x"), inputs.targets if y is None else y
         if y is None:
-            raise ValueError(
-                "A guard's held-out inputs need their class indices: give `y`, or cache features of data with labels."
-            )
+            raise ValueError("A guard's held-out inputs need their class indices, as `y` or in the features.")
         inputs, labels = as_tensor(inputs, "x"), as_tensor(y, "y")
         check_pair(inputs, labels, "held-out")
         if labels.is_floating_point() or labels.ndim != 1 or int(labels.min()) < 0:
             came = f"{labels.dtype} shaped {tuple(labels.shape)}, the least {labels.min():g}"
-            raise ValueError(
-                f"A guard's held-out labels must be whole numbers from 0 on, one for each input; got {came}."
-            )
+            raise ValueError(f"Held-out labels must be whole numbers from 0 on, one for each input; got {came}.")
         # The number of classes is looked up now and kept: a recorded step cannot look at values.
         self.__dict__.update(given=self.x, x=inputs, y=labels.long(), num_classes=int(labels.max()) + 1)
 
@@ -284,9 +280,7 @@ class LossGuided(DrawsMembers, OutputObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.guard, str) and self.guard not in GUARDS:
-            raise ValueError(
-                f"`guard` must be one of {', '.join(GUARDS)}, such as LossShare(0.25), or None; got {self.guard!r}."
-            )
+            raise ValueError(f"`guard` must be a guard, None or one of {', '.join(GUARDS)}; got {self.guard!r}.")
 
     @property
     def _guard(self) -> Guard | None:
@@ -325,9 +319,7 @@ class LossGuided(DrawsMembers, OutputObjective):
     def on_outputs_of(self, members: View | None, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the loss of these members' outputs, where nothing else needs to be run."""
         if not self.outputs_only or (self.weights_from == "all" and len(outputs) < len(step.member_keys)):
-            raise ValueError(
-                "A guard with held-out data, or weights_from='all', runs members on more than the batch: use LossGuided by itself."
-            )
+            raise ValueError("This guard, or weights_from='all', runs members: use LossGuided by itself.")
         return self._judge(members, outputs, y, step, outputs.detach().mean(0))
 
     def _judge(
