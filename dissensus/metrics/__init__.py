@@ -65,10 +65,6 @@ PairMetric: TypeAlias = Callable[[Array, Array], float]
 DensityMetric: TypeAlias = Callable[[Array, Array, Array], float]
 
 
-def _top_smooth_ece(probs: Array, labels: Array) -> float:
-    return smooth_ece(*top_confidences(probs, labels))
-
-
 CLASSIFICATION_METRICS: Mapping[str, PairMetric] = MappingProxyType(
     {
         "accuracy": accuracy,
@@ -77,7 +73,7 @@ CLASSIFICATION_METRICS: Mapping[str, PairMetric] = MappingProxyType(
         "ece": ece,
         "ece_mass": partial(ece, binning="mass"),
         "classwise_ece": classwise_ece,
-        "smooth_ece": _top_smooth_ece,
+        "smooth_ece": lambda probs, labels: smooth_ece(*top_confidences(probs, labels)),
     }
 )
 """Name to function of `(probs, labels)`."""

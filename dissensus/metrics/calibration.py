@@ -314,8 +314,8 @@ class Temperature:
 
     def __post_init__(self) -> None:
         if self.value.ndim != 1 or (self.of == "pool" and len(self.value) != 1):
-            came = f"got shape {tuple(self.value.shape)}."
-            raise ValueError(f"`value` must be one temperature a member, or one for the pool; {came}")
+            came = f"one axis, not {tuple(self.value.shape)}"
+            raise ValueError(f"`value` must be one temperature a member, or one for the pool, on {came}.")
         if not bool(((self.value > 0) & self.value.isfinite()).all()):
             raise ValueError(f"Temperatures must be positive and finite; got {self.value.tolist()}.")
 

@@ -136,9 +136,7 @@ def roc_curve(ood_scores: Array, id_scores: Array, points: int = 1000) -> RocCur
     whole_number("points", points, 3)
     ood, known = (_ascending(scores) for scores in scores_pair(ood_scores, id_scores))
     threshold = torch.unique(torch.cat([_thinned(scores, (points - 1) // 2) for scores in (ood, known)])).flip(0)
-    rates = [
-        (len(scores) - torch.searchsorted(scores, threshold)).double().cpu() / len(scores) for scores in (known, ood)
-    ]
+    rates = [(len(each) - torch.searchsorted(each, threshold)).double().cpu() / len(each) for each in (known, ood)]
     fpr, tpr = (torch.cat([rate.new_zeros(1), rate]) for rate in rates)
     start = torch.full((1,), torch.inf, dtype=torch.float64)
     return RocCurve(fpr=fpr, tpr=tpr, threshold=torch.cat([start, threshold.double().cpu()]))
@@ -219,9 +217,8 @@ def risk_coverage_curve(scores: Array, correct: Array, points: int = 1000) -> Ri
     whole_number("points", points, 2)
     risks = _risks(scores, correct)
     kept = np.unique(np.linspace(1, len(risks), min(points, len(risks))).round().astype(np.intp))
-    return RiskCoverageCurve(
-        coverage=torch.from_numpy(kept / len(risks)), risk=torch.from_numpy(risks[kept - 1]), area=float(risks.mean())
-    )
+    coverage, risk = torch.from_numpy(kept / len(risks)), torch.from_numpy(risks[kept - 1])
+    return RiskCoverageCurve(coverage, risk, area=float(risks.mean()))
 
 
 def _risks(scores: Array, correct: Array) -> NDArray[np.float64]:

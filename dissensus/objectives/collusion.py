@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite, nan, sqrt
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from dissensus._checks import check_weights
 from dissensus.objectives.diversity import debias, decompose, variance
 from dissensus.objectives.losses import CLASS_LOSSES as CLASS_LOSSES
 from dissensus.objectives.losses import (
@@ -65,13 +64,13 @@ class Measures:
     # Share of the diversity that goes when each member's constant offset is taken away, from 0 to 1.
     bias_share: float
     # Square of the ensemble's mean error over what members with independent offsets would leave of theirs: near 0 offsets cancel.
-    bias_left: float
+    bias_left: float = nan
     # Largest share of one member in the members' squared mean errors; near 1 a single member is off.
-    bias_alone: float
+    bias_alone: float = nan
     # How much smaller the squared error of the average is than if members erred independently: 1 members cancel each other,
     # 0 independent, negative they err alike; with its standard error, from the examples. NaN where there is no such distance.
-    cancellation: float
-    cancellation_error: float
+    cancellation: float = nan
+    cancellation_error: float = nan
     # For classes; chance is the accuracy of always naming the commonest one.
     member_accuracies: tuple[float, ...] = ()
     ensemble_accuracy: float | None = None
@@ -200,15 +199,11 @@ def measure(
 ) -> Measures:
     """Return what the verdict on collusion looks at; arguments are those of `decompose`."""
     outputs = wide(outputs)
-    if weights is not None:
-        check_weights(weights, len(outputs))
-        weights = weights.detach().to(outputs)
+    weights = None if weights is None else weights.detach().to(outputs)
     parts = decompose(outputs, targets, loss, average, weights)
     member, _ = errors(outputs, targets, loss, average, weights)
     member_error, ensemble_error = float(parts.member_error.mean()), float(parts.ensemble_error.mean())
     predicted = predictions(outputs, targets, loss, average, weights)
-    cancellation, its_error = (nan, nan) if predicted is None else _cancellation(*predicted[:2], weights)
-    bias_left, bias_alone = (nan, nan) if predicted is None else _offsets(*predicted, weights)
     return Measures(
         num_members=len(outputs),
         num_examples=outputs.shape[1],
@@ -217,11 +212,8 @@ def measure(
         ensemble_error=ensemble_error,
         diversity=member_error - ensemble_error,
         trivial_error=trivial_error(outputs, targets, loss),
-        bias_share=_bias_share(outputs, targets, loss, average, weights),
-        bias_left=bias_left,
-        bias_alone=bias_alone,
-        cancellation=cancellation,
-        cancellation_error=its_error,
+        bias_share=_bias_share(outputs, targets, loss, average, weights, predicted),
+        **({} if predicted is None else _of_errors(*predicted, weights)),
         **(_of_classes(outputs, targets, average, weights, str(loss)) if loss in CLASS_LOSSES else {}),
     )
 
@@ -234,6 +226,7 @@ def wide(outputs: Tensor) -> Tensor:
     return outputs.detach().to(device, dtype)
 
 
+Predicted: TypeAlias = tuple[Tensor, Tensor, Tensor]
 # What members predict of their outputs, by loss.
 _LINKS: Mapping[Loss, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys(CLASS_LOSSES, partial(torch.softmax, dim=-1)),
@@ -241,9 +234,7 @@ _LINKS: Mapping[Loss, Callable[[Tensor], Tensor]] = {
 }
 
 
-def predictions(
-    outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def predictions(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> Predicted | None:
     """What members predict, `(members, batch, values)`, the targets on the same scale, and the pooled prediction.
 
     Classes are predicted by probabilities. None where the two have no common scale: margins, and losses of the user's.
@@ -285,40 +276,38 @@ def _columns(values: Tensor, leading: int = 1) -> Tensor:
     return values.flatten(leading) if values.ndim > leading else values[..., None]
 
 
-def _bias_share(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> float:
+def _bias_share(
+    outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None, predicted: Predicted | None
+) -> float:
     """Share of the diversity that constants explain: of what is averaged, by the loss itself where that can be."""
-    if callable(loss) or loss in ELEMENTWISE or (average == "scores" and loss != "zero_one"):
+    if predicted is None or loss in ELEMENTWISE or (average == "scores" and loss != "zero_one"):
         before = decompose(outputs, targets, loss, average, weights).diversity.mean()
         after = decompose(debias(outputs, weights).outputs, targets, loss, average, weights).diversity.mean()
     else:
         # Probabilities less a constant need not be probabilities: their squared distance stands in for the loss.
-        found = predictions(outputs, targets, loss, average, weights)
-        assert found is not None
-        before, after = (variance(own, weights).mean() for own in (found[0], debias(found[0], weights).outputs))
+        members = predicted[0]
+        before, after = (variance(own, weights).mean() for own in (members, debias(members, weights).outputs))
     # Rounding, and losses other than squared error, can leave more than there was.
     return min(1.0, max(0.0, 1 - ratio(float(after), float(before)))) if before > 0 else 0.0
 
 
-def _cancellation(members: Tensor, truth: Tensor, weights: Tensor | None) -> tuple[float, float]:
-    r"""One less the squared error of the average, over what independent errors leave of it, $\sum_j w_j^2 \ell_j$."""
-    shares = shares_of(weights, members)
-    error = members - truth
+def _of_errors(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> dict[str, float]:
+    """Return the numbers that only predictions with distances have: of their mean errors, and of errors that cancel."""
+    shares, error = shares_of(weights, members), members - truth
+    own = shares.square() * error.mean(1).square().sum(-1)
+    whole, alone, total = float((pooled - truth).mean(0).square().sum()), float(own.max()), float(own.sum())
+    found = {"bias_left": ratio(whole, total), "bias_alone": ratio(alone, total)}
     averaged = weighted_mean(error, weights).square().sum(-1)
+    # What independent errors leave of the squared error of the average.
     independent = (shares.square()[:, None] * error.square().sum(-1)).sum(0)
     scale = float(independent.mean())
     # Members that are all right to the last digits have no errors to compare.
     if scale <= 1e-20 * float(truth.square().sum(-1).mean() + 1):
-        return nan, nan
+        return found
     left = float(averaged.mean()) / scale
     deviation = averaged - left * independent
     standard_error = float(deviation.square().mean().sqrt()) / (scale * sqrt(max(len(deviation) - 1, 1)))
-    return 1 - left, standard_error
-
-
-def _offsets(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> tuple[float, float]:
-    own = shares_of(weights, members).square() * (members - truth).mean(1).square().sum(-1)
-    whole = float((pooled - truth).mean(0).square().sum())
-    return ratio(whole, float(own.sum())), ratio(float(own.max()), float(own.sum()))
+    return {**found, "cancellation": 1 - left, "cancellation_error": standard_error}
 
 
 def _of_classes(outputs: Tensor, targets: Tensor, average: str, weights: Tensor | None, loss: str) -> dict[str, Any]:

@@ -100,13 +100,9 @@ def _a2d(log_probs_m: Tensor, log_probs_l: Tensor) -> Tensor:
     classes = torch.arange(log_probs_m.shape[-1], device=log_probs_m.device)
     chosen = classes == log_probs_m.argmax(-1, keepdim=True)
     said_m, said_l = (torch.where(chosen, each, 0.0).sum(-1) for each in (log_probs_m, log_probs_l))
-    denied_m, denied_l = (_log_rest(each, chosen) for each in (log_probs_m, log_probs_l))
+    # log(1 - p) as the sum of the others: 1 - p itself rounds to 0 near certainty.
+    denied_m, denied_l = (torch.where(chosen, -torch.inf, each).logsumexp(-1) for each in (log_probs_m, log_probs_l))
     return -torch.logaddexp(said_m + denied_l, said_l + denied_m)
-
-
-def _log_rest(log_probs: Tensor, chosen: Tensor) -> Tensor:
-    """Return log(1 - p) of the chosen class, as the sum of the others: 1 - p itself rounds to 0 near certainty."""
-    return torch.where(chosen, float("-inf"), log_probs).logsumexp(-1)
 
 
 def _negative_kl(log_probs_m: Tensor, log_probs_l: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from dissensus.objectives.losses import (
     errors,
     event_sum,
     events,
-    in_logs,
     log_mixture,
     majority_vote,
     matching_weights,
@@ -312,7 +311,9 @@ def _smooth(
     if loss == "zero_one":
         raise ValueError("The zero_one loss has no second derivative. Use `decompose` or `diversity_closed_form`.")
     values, judge = averaged(outputs, targets, loss, average, label_smoothing)
-    return (values.exp(), lambda probs: judge(probs.log())) if in_logs(loss, average) else (values, judge)
+    if loss in EVENT_LOSSES and average == "probs":
+        return values.exp(), lambda probs: judge(probs.log())
+    return values, judge
 
 
 def _curvature(values: Tensor, judge: Callable[[Tensor], Tensor], weights: Tensor | None, time: float) -> Tensor:

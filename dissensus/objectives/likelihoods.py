@@ -276,6 +276,10 @@ def _binary(logits: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(-1)
 
 
+def _mean_yes(logits: Tensor) -> Tensor:
+    return full(logits).sigmoid().mean(0)
+
+
 def _binary_mixture(logits: Tensor, targets: Tensor) -> Tensor:
     logits = full(logits)
     yes, no = (log_mixture(F.logsigmoid(sign * logits)) for sign in (1, -1))
@@ -340,7 +344,7 @@ def _own_loss(loss: Loss) -> Likelihood:
     """Return the likelihood of a user's own loss, which the ensemble's average output is judged by too."""
 
     def divergence(p: Tensor, q: Tensor) -> Tensor:
-        raise ValueError("How far two outputs are apart a loss of your own does not say; take one by name.")
+        raise ValueError("A loss of your own does not say how far two outputs are apart. Use a named one.")
 
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
     quantiles = loss if isinstance(loss, Pinball) else None
@@ -356,14 +360,7 @@ _LIKELIHOODS = [
     _density("gaussian_nll", gaussian_losses, _gaussian_kl),
     _density("laplace_nll", laplace_losses, _laplace_kl),
     Likelihood("poisson", "points", _poisson, _of_mean_density(_poisson), _poisson_kl),
-    Likelihood(
-        "binary_cross_entropy",
-        "labels",
-        _binary,
-        _binary_mixture,
-        _binary_kl,
-        pooled=lambda z: full(z).sigmoid().mean(0),
-    ),
+    Likelihood("binary_cross_entropy", "labels", _binary, _binary_mixture, _binary_kl, pooled=_mean_yes),
     replace(_own_loss(Pinball()), name="pinball"),
 ]
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType({likelihood.name: likelihood for likelihood in _LIKELIHOODS})
@@ -397,7 +394,9 @@ def class_weighted(
     if weights is None:
         return given
     if len(weights) != outputs.shape[-1]:
-        raise ValueError(f"`class_weights` must be {outputs.shape[-1]} numbers, one a class; got {len(weights)}.")
+        raise ValueError(
+            f"`class_weights` must be one number for each of {outputs.shape[-1]} classes; not {len(weights)}."
+        )
     table = torch.tensor(weights, dtype=torch.float32, device=outputs.device)
     own = targets.float() @ table if targets.is_floating_point() else table[targets]
     return own if given is None else own * given

@@ -62,14 +62,14 @@ def errors(
         labels, (votes, winner) = class_labels(targets, outputs), majority_vote(outputs, weights)
         return (votes != labels).to(outputs), (winner != labels).to(outputs)
     values, judge = averaged(outputs, targets, loss, average, label_smoothing)
-    pool = log_mixture if in_logs(loss, average) else weighted_mean
+    pool = log_mixture if loss in EVENT_LOSSES and average == "probs" else weighted_mean
     return judge(values), judge(pool(values, weights, others)[None])[0]
 
 
 def averaged(
     outputs: Tensor, targets: Tensor, loss: Loss, average: str, label_smoothing: float
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """What the ensemble averages, `(members, batch, ...)` (logarithms of it where `in_logs`), and its loss, to `(members, batch)`."""
+    """What the ensemble averages, `(members, batch, ...)` (log-probabilities of events), and its loss, to `(members, batch)`."""
     if callable(loss):
         return outputs, lambda members: torch.stack([own_losses(loss, one, targets) for one in members])
     if loss in ELEMENTWISE:
@@ -84,11 +84,6 @@ def averaged(
     if average == "probs":
         return log_prob(outputs), lambda log_probs: -event_sum(log_probs, mass)
     return outputs, lambda scores: -event_sum(log_prob(scores), mass)
-
-
-def in_logs(loss: Loss, average: str) -> bool:
-    """Whether members are averaged by their probabilities of events, of which only logarithms are at hand."""
-    return loss in EVENT_LOSSES and average == "probs"
 
 
 def own_losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
