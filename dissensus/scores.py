@@ -34,8 +34,11 @@ Variances: TypeAlias = Float[Tensor, "batch ..."]
 Score: TypeAlias = Callable[..., Scores]
 
 
-def _takes_class_axis(score: Callable[..., Scores]) -> Score:
-    """Let a score of `(members, batch, classes)` take outputs with positions, given the axis of their classes."""
+_scores: dict[str, Score] = {}
+
+
+def _score(score: Callable[..., Scores]) -> Score:
+    """Enter a score of `(members, batch, classes)` in `SCORES`, taking outputs with positions too, given the axis of their classes."""
 
     @wraps(score)
     def of_positions(logits: Tensor | Beliefs, *, class_axis: int | None = None, **options: Any) -> Tensor:
@@ -44,6 +47,7 @@ def _takes_class_axis(score: Callable[..., Scores]) -> Score:
         rows, shape = as_rows(logits, class_axis)
         return score(rows, **options).reshape(shape)
 
+    _scores[score.__name__] = of_positions
     return of_positions
 
 
@@ -105,7 +109,7 @@ def over_positions(
     return torch.where(kept, counted, 0.0).sum(1) / kept.sum(1).clamp_min(1)
 
 
-@_takes_class_axis
+@_score
 def predictive_diversity(logits: Logits) -> Scores:
     r"""Predictive diversity score (PDS): how much probability the members, all alike, claim between them.
 
@@ -126,7 +130,7 @@ def predictive_diversity(logits: Logits) -> Scores:
     return (1 + added) / beliefs.probs.shape[-1]
 
 
-@_takes_class_axis
+@_score
 def bma(logits: Logits, *, average: Literal["probs", "logits"] = "probs", weights: Weights = None) -> Scores:
     r"""Doubt of the averaged prediction (Bayesian model average).
 
@@ -152,7 +156,7 @@ def bma(logits: Logits, *, average: Literal["probs", "logits"] = "probs", weight
     raise ValueError(f'`average` must be "probs" or "logits"; got {average!r}. Choose one of the two.')
 
 
-@_takes_class_axis
+@_score
 def num_unique(logits: Logits) -> Scores:
     r"""Number of different classes that members predict.
 
@@ -170,7 +174,7 @@ def num_unique(logits: Logits) -> Scores:
     return named.sum(-1, dtype=beliefs.logits.dtype)
 
 
-@_takes_class_axis
+@_score
 def mean_energy(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean free energy of the members.
 
@@ -194,7 +198,7 @@ def mean_energy(logits: Logits, *, weights: Weights = None) -> Scores:
     return beliefs.mean(beliefs.energy)
 
 
-@_takes_class_axis
+@_score
 def energy_of_mean(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Free energy of the mean logits; arguments as in `mean_energy`.
 
@@ -210,7 +214,7 @@ def energy_of_mean(logits: Logits, *, weights: Weights = None) -> Scores:
     return -Beliefs.of(logits, weights).mean_logits.logsumexp(-1)
 
 
-@_takes_class_axis
+@_score
 def max_logit(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Minus the largest mean logit; arguments as in `mean_energy`.
 
@@ -226,7 +230,7 @@ def max_logit(logits: Logits, *, weights: Weights = None) -> Scores:
     return -Beliefs.of(logits, weights).mean_logits.amax(-1)
 
 
-@_takes_class_axis
+@_score
 def total_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Total uncertainty: entropy of the averaged prediction.
 
@@ -246,7 +250,7 @@ def total_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     return Beliefs.of(logits, weights).mixture_entropy
 
 
-@_takes_class_axis
+@_score
 def expected_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Data uncertainty: mean entropy of the members; arguments as in `total_entropy`.
 
@@ -262,7 +266,7 @@ def expected_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     return Beliefs.of(logits, weights).expected_entropy
 
 
-@_takes_class_axis
+@_score
 def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Knowledge uncertainty: total minus data uncertainty, the members' mean divergence from their mixture.
 
@@ -286,7 +290,7 @@ def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
     return (beliefs.mixture_entropy - beliefs.expected_entropy).clamp(bounds.lower, bounds.upper)
 
 
-@_takes_class_axis
+@_score
 def mean_max_probability(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean doubt of the members, each about its own prediction; arguments as in `total_entropy`.
 
@@ -303,7 +307,7 @@ def mean_max_probability(logits: Logits, *, weights: Weights = None) -> Scores:
     return 1 - beliefs.mean(beliefs.top_log_probs.exp())
 
 
-@_takes_class_axis
+@_score
 def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Variance over members of the probability of the class that the ensemble predicts; arguments as in `total_entropy`.
 
@@ -322,7 +326,7 @@ def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scor
     return beliefs.mean(deviations(member_confidence, beliefs.weights).square())
 
 
-@_takes_class_axis
+@_score
 def mean_pairwise_kl(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean divergence of one member from another.
 
@@ -344,7 +348,7 @@ def mean_pairwise_kl(logits: Logits, *, weights: Weights = None) -> Scores:
     return beliefs.over_distinct_pairs(beliefs.disagreement.pairwise)
 
 
-@_takes_class_axis
+@_score
 def jensen_shannon(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean Jensen-Shannon divergence of two members.
 
@@ -385,7 +389,7 @@ def _pair_divergence(probs: Tensor, member_entropy: Tensor, *, shares: MemberWei
     return pair_mean
 
 
-@_takes_class_axis
+@_score
 def variation_ratio(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Share of members, or of their weight, outside the largest group that votes alike; arguments as in `total_entropy`.
 
@@ -483,24 +487,7 @@ def _variance_parts(
     return data, knowledge
 
 
-SCORES: Mapping[str, Score] = MappingProxyType(
-    {
-        "predictive_diversity": predictive_diversity,
-        "bma": bma,
-        "num_unique": num_unique,
-        "mean_energy": mean_energy,
-        "energy_of_mean": energy_of_mean,
-        "max_logit": max_logit,
-        "total_entropy": total_entropy,
-        "expected_entropy": expected_entropy,
-        "mutual_information": mutual_information,
-        "mean_max_probability": mean_max_probability,
-        "predicted_class_variance": predicted_class_variance,
-        "mean_pairwise_kl": mean_pairwise_kl,
-        "jensen_shannon": jensen_shannon,
-        "variation_ratio": variation_ratio,
-    }
-)
+SCORES: Mapping[str, Score] = MappingProxyType(_scores)
 
 # These measure disagreement and nothing else: zero where all members are copies of one.
 KNOWLEDGE_SCORES: frozenset[str] = frozenset(

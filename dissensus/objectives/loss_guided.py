@@ -80,7 +80,7 @@ class Guard(ABC):
     """Keeps disagreement from taking over once members fit their training data and the mean weight, one over their loss, goes up."""
 
     @property
-    def data(self) -> tuple[Tensor, Tensor] | None:
+    def data(self) -> tuple[Any, Any] | None:
         """Held-out inputs and labels that the guard wants to see members on; None for most."""
         return None
 
@@ -153,10 +153,9 @@ class HeldOutGuard(Guard):
         self.__dict__.update(given=self.x, x=inputs, y=labels.long(), num_classes=int(labels.max()) + 1)
 
     @property
-    def data(self) -> tuple[Tensor, Tensor]:
-        """The held-out examples."""
-        assert isinstance(self.x, Tensor) and isinstance(self.y, Tensor)  # noqa: PT018
-        return self.x, self.y
+    def data(self) -> tuple[Any, Any]:
+        """The held-out inputs, as they came, and labels."""
+        return self.__dict__["given"], self.y
 
     def look(self, seen: Seen) -> tuple[Tensor, Tensor]:
         """Return the members' held-out logits and the labels; ValueError where some labels have no output."""
@@ -294,7 +293,7 @@ class LossGuided(DrawsMembers, OutputObjective):
     def stream_data(self) -> Mapping[str, Any]:
         """Return the guard's held-out data."""
         data = None if self._guard is None else self._guard.data
-        return {} if data is None else {"held_out.x": getattr(self._guard, "given", data[0]), "held_out.y": data[1]}
+        return {} if data is None else {"held_out.x": data[0], "held_out.y": data[1]}
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Run the drawn members, and what else the weights depend on."""
