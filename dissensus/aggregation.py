@@ -52,8 +52,7 @@ def mean_probs(logits: MemberLogits, classes: Sequence[int] | None = None) -> Fl
 def majority_vote(logits: MemberLogits, classes: Sequence[int] | None = None) -> Float[Tensor, "batch chosen"]:
     """Let every member vote for one class; arguments as in `mean_logits`.
 
-    With `classes`, members vote among *all* classes and those whose vote falls outside abstain; where all abstain every share is
-    equal. Such a vote gains from members that differ even where their average does not, so compare it with votes only.
+    With `classes`, members vote among *all* classes and those whose vote falls outside abstain; where all do every share is equal.
 
     Returns:
         Shares of the votes that count, `(batch, classes)`.

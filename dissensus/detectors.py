@@ -1,7 +1,4 @@
-"""How far inputs lie from the training data: `(batch, features)` of one network in, `(batch,)` out, higher = further away.
-
-Each is fitted once, stays on the device of its training features, and scores any number of inputs in bounded memory.
-"""
+"""How far inputs lie from the training data: `(batch, features)` of one network in, `(batch,)` out, higher = further away."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,8 +33,8 @@ class Mahalanobis:
 
     $$\min_c\,(x - \mu_c)^\top \Sigma^{-1} (x - \mu_c)$$
 
-    The relative form subtracts the distance to one Gaussian that knows no classes. Computed in float64. Reading: on training data at
-    most the number of features on average; the relative form at most 0 there, and above 0 where no class fits as well as all data together.
+    The relative form subtracts the distance to one Gaussian without classes. Computed in float64. Reading: on training data at most the
+    number of features on average; the relative form at most 0 there, and above 0 where no class fits as well as all data together.
 
     Attributes:
         centre: Mean of the training features, `(features,)`.
@@ -69,8 +66,7 @@ class Mahalanobis:
         Args:
             features: Features of the training set, `(batch, features)`.
             labels: True class of each, `(batch,)`. Classes without a row are left out.
-            shrinkage: From 0 to 1, how far the covariance is drawn to the multiple of the identity with its
-                trace; needed where features outnumber rows or depend on each other.
+            shrinkage: From 0 to 1, how far the covariance is drawn to the identity; needed where features outnumber rows.
             relative: Whether to subtract the distance to a Gaussian without classes.
         """
         check_features(features)
@@ -84,7 +80,11 @@ class Mahalanobis:
         covariance = _covariance(features, groups, means)
         identity = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
         shrunk = (1 - shrinkage) * covariance + shrinkage * covariance.diagonal().mean() * identity
-        whitening = _whitening(shrunk)
+        factor, failed = torch.linalg.cholesky_ex(shrunk)
+        if failed:
+            raise ValueError("The covariance of `features` must be invertible. Raise `shrinkage`.")
+        # W with covariance^-1 = W W^T, so that x @ W has unit covariance.
+        whitening = torch.linalg.solve_triangular(factor, identity, upper=False).T
         background = cls.fit(features, torch.zeros_like(labels), shrinkage=shrinkage) if relative else None
         return cls(centre, whitening, (means - centre) @ whitening, background)
 
@@ -147,7 +147,7 @@ class KNearestNeighbours:
         for start in range(0, len(self.bank), _BANK_ROWS):
             part = rows @ self.bank[start : start + _BANK_ROWS].T
             value, index = part.topk(min(self.k, part.shape[1]))
-            similarity, neighbour = (torch.cat([similarity, value], 1), torch.cat([neighbour, start + index], 1))
+            similarity, neighbour = torch.cat([similarity, value], 1), torch.cat([neighbour, start + index], 1)
             similarity, kept = similarity.topk(min(self.k, similarity.shape[1]))
             neighbour = neighbour.gather(1, kept)
         # From the difference, not as sqrt(2 - 2 similarity), which has three digits for close neighbours.
@@ -157,8 +157,7 @@ class KNearestNeighbours:
 class RowDistance(nn.Module):
     r"""How far rows of a table are from the training rows: the root of the mean squared distance to the nearest five.
 
-    Members that learned a table extrapolate, and agree with each other where they do: far outside the training rows they may be
-    sure of one answer. Distances grow there. It is a score of inputs, which `ds.Alarm.calibrate` takes as `score`.
+    Far outside the training rows members may agree; distances grow there. `ds.Alarm.calibrate` takes it as `score`.
 
     Args:
         bank: Standardised training rows, `(rows, features)`.
@@ -222,18 +221,6 @@ def _covariance(
     return total / len(features)
 
 
-def _whitening(covariance: Float[Tensor, "f f"]) -> Float[Tensor, "f f"]:
-    """W with covariance^-1 = W W^T, so that x @ W has unit covariance."""
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    if failed:
-        raise ValueError(
-            "The covariance of `features` must be invertible; got one that is not. "
-            "Raise `shrinkage`, or drop features that never vary."
-        )
-    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    return torch.linalg.solve_triangular(factor, identity, upper=False).T
-
-
 def _unit_length(features: Features) -> Features:
     return F.normalize(features.detach().to(compute_dtype(features)), dim=-1)
 
@@ -242,8 +229,6 @@ def _by_rows(score: Callable[[Features], Scores], features: Features, width: int
     """Score some rows at a time."""
     check_features(features)
     if features.shape[1] != width:
-        raise ValueError(
-            f"`features` must have {width} columns, as in `fit`; got {features.shape[1]}. Use one network."
-        )
+        raise ValueError(f"`features` must have {width} columns, as in `fit`; got {features.shape[1]}.")
     scores = [score(rows) for rows in torch.split(features.detach(), _ROWS)]
     return torch.cat(scores).to(features.device, compute_dtype(features))

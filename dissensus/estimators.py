@@ -16,7 +16,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from dissensus._beliefs import Family, data_variance
 from dissensus.architectures import mlp
 from dissensus.conformal import Alarm, DriftMonitor, intervals, p_values
 from dissensus.data.sources import device_named
@@ -26,7 +25,7 @@ from dissensus.members import Members
 from dissensus.objectives import Objective, mean_and_scale
 from dissensus.predictions import predict
 from dissensus.recipes.choices import KINDS, OBJECTIVES, build_objective, resolve_objective, with_loss
-from dissensus.scores import expected_entropy, mutual_information, total_entropy
+from dissensus.scores import Family, data_variance, expected_entropy, mutual_information, total_entropy
 from dissensus.training import fit
 
 METHODS = ("deep", "packed", "batch_ensemble", "masksembles", "mc_dropout", "anchored")

@@ -7,6 +7,9 @@ also takes `Beliefs` in place of logits, so that many scores share one softmax; 
 
 Dense outputs, such as of segmentation, have positions too: `(members, batch, classes, height, width)`. With `class_axis` a score says
 where classes are and returns one value for each position, `(batch, height, width)`; `over_positions` makes one number an input of them.
+
+A regression member $m$ predicts a Gaussian with mean $\mu_m$ and variance $v_m = \sigma_m^2$, or a Laplace distribution with variance
+$v_m = 2b_m^2$. Their mixture has mean $\bar\mu$ and a variance of two parts, `data_variance` and `knowledge_variance`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,19 +22,23 @@ from torch import Tensor
 
 from dissensus._beliefs import VECTOR, by_blocks, deviations
 from dissensus._beliefs import Beliefs as Beliefs
-from dissensus._beliefs import data_variance as data_variance
-from dissensus._beliefs import knowledge_variance as knowledge_variance
-from dissensus._beliefs import total_variance as total_variance
+from dissensus._checks import check_mean_and_scale, compute_dtype
 from dissensus._signatures import checked
-from dissensus.types import MemberLogits, MemberWeights, Scores
+from dissensus.objectives.losses import shares_of, weighted_mean
+from dissensus.types import Float, MemberLogits, MemberOutputs, MemberWeights, Scores
 
 Logits: TypeAlias = MemberLogits | Beliefs
 Weights: TypeAlias = MemberWeights | None
+Family: TypeAlias = Literal["gaussian", "laplace"]
+Variances: TypeAlias = Float[Tensor, "batch ..."]
 Score: TypeAlias = Callable[..., Scores]
 
 
-def _takes_class_axis(score: Callable[..., Scores]) -> Score:
-    """Let a score of `(members, batch, classes)` take outputs with positions, given the axis of their classes."""
+_scores: dict[str, Score] = {}
+
+
+def _score(score: Callable[..., Scores]) -> Score:
+    """Enter a score of `(members, batch, classes)` in `SCORES`, taking outputs with positions too, given the axis of their classes."""
 
     @wraps(score)
     def of_positions(logits: Tensor | Beliefs, *, class_axis: int | None = None, **options: Any) -> Tensor:
@@ -40,6 +47,7 @@ def _takes_class_axis(score: Callable[..., Scores]) -> Score:
         rows, shape = as_rows(logits, class_axis)
         return score(rows, **options).reshape(shape)
 
+    _scores[score.__name__] = of_positions
     return of_positions
 
 
@@ -67,6 +75,7 @@ def as_two_classes(logits: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(logits), logits], -1)
 
 
+@checked
 def over_positions(
     values: Tensor,
     how: Literal["mean", "max", "share"] = "mean",
@@ -90,8 +99,6 @@ def over_positions(
         >>> over_positions(torch.tensor([[[0.0, 1.0], [0.0, 0.6]]]), "share", limit=0.5)
         tensor([0.5000])
     """
-    if how not in ("mean", "max", "share"):
-        raise ValueError(f"`how` must be 'mean', 'max' or 'share'; got {how!r}.")
     if (how == "share") != (limit is not None):
         raise ValueError("`limit` is the value above which how='share' counts; give it there and nowhere else.")
     flat = values.flatten(1)
@@ -102,7 +109,7 @@ def over_positions(
     return torch.where(kept, counted, 0.0).sum(1) / kept.sum(1).clamp_min(1)
 
 
-@_takes_class_axis
+@_score
 def predictive_diversity(logits: Logits) -> Scores:
     r"""Predictive diversity score (PDS): how much probability the members, all alike, claim between them.
 
@@ -123,7 +130,7 @@ def predictive_diversity(logits: Logits) -> Scores:
     return (1 + added) / beliefs.probs.shape[-1]
 
 
-@_takes_class_axis
+@_score
 def bma(logits: Logits, *, average: Literal["probs", "logits"] = "probs", weights: Weights = None) -> Scores:
     r"""Doubt of the averaged prediction (Bayesian model average).
 
@@ -149,7 +156,7 @@ def bma(logits: Logits, *, average: Literal["probs", "logits"] = "probs", weight
     raise ValueError(f'`average` must be "probs" or "logits"; got {average!r}. Choose one of the two.')
 
 
-@_takes_class_axis
+@_score
 def num_unique(logits: Logits) -> Scores:
     r"""Number of different classes that members predict.
 
@@ -167,7 +174,7 @@ def num_unique(logits: Logits) -> Scores:
     return named.sum(-1, dtype=beliefs.logits.dtype)
 
 
-@_takes_class_axis
+@_score
 def mean_energy(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean free energy of the members.
 
@@ -191,7 +198,7 @@ def mean_energy(logits: Logits, *, weights: Weights = None) -> Scores:
     return beliefs.mean(beliefs.energy)
 
 
-@_takes_class_axis
+@_score
 def energy_of_mean(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Free energy of the mean logits; arguments as in `mean_energy`.
 
@@ -207,7 +214,7 @@ def energy_of_mean(logits: Logits, *, weights: Weights = None) -> Scores:
     return -Beliefs.of(logits, weights).mean_logits.logsumexp(-1)
 
 
-@_takes_class_axis
+@_score
 def max_logit(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Minus the largest mean logit; arguments as in `mean_energy`.
 
@@ -223,7 +230,7 @@ def max_logit(logits: Logits, *, weights: Weights = None) -> Scores:
     return -Beliefs.of(logits, weights).mean_logits.amax(-1)
 
 
-@_takes_class_axis
+@_score
 def total_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Total uncertainty: entropy of the averaged prediction.
 
@@ -243,7 +250,7 @@ def total_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     return Beliefs.of(logits, weights).mixture_entropy
 
 
-@_takes_class_axis
+@_score
 def expected_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Data uncertainty: mean entropy of the members; arguments as in `total_entropy`.
 
@@ -259,7 +266,7 @@ def expected_entropy(logits: Logits, *, weights: Weights = None) -> Scores:
     return Beliefs.of(logits, weights).expected_entropy
 
 
-@_takes_class_axis
+@_score
 def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Knowledge uncertainty: total minus data uncertainty, the members' mean divergence from their mixture.
 
@@ -283,7 +290,7 @@ def mutual_information(logits: Logits, *, weights: Weights = None) -> Scores:
     return (beliefs.mixture_entropy - beliefs.expected_entropy).clamp(bounds.lower, bounds.upper)
 
 
-@_takes_class_axis
+@_score
 def mean_max_probability(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean doubt of the members, each about its own prediction; arguments as in `total_entropy`.
 
@@ -300,7 +307,7 @@ def mean_max_probability(logits: Logits, *, weights: Weights = None) -> Scores:
     return 1 - beliefs.mean(beliefs.top_log_probs.exp())
 
 
-@_takes_class_axis
+@_score
 def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Variance over members of the probability of the class that the ensemble predicts; arguments as in `total_entropy`.
 
@@ -319,7 +326,7 @@ def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scor
     return beliefs.mean(deviations(member_confidence, beliefs.weights).square())
 
 
-@_takes_class_axis
+@_score
 def mean_pairwise_kl(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean divergence of one member from another.
 
@@ -341,7 +348,7 @@ def mean_pairwise_kl(logits: Logits, *, weights: Weights = None) -> Scores:
     return beliefs.over_distinct_pairs(beliefs.disagreement.pairwise)
 
 
-@_takes_class_axis
+@_score
 def jensen_shannon(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Mean Jensen-Shannon divergence of two members.
 
@@ -361,16 +368,14 @@ def jensen_shannon(logits: Logits, *, weights: Weights = None) -> Scores:
     beliefs = Beliefs.of(logits, weights)
     # For each pair it is at least half of what bounds the mutual information, and at most a quarter of the pair's KL.
     bounds = beliefs.disagreement
-    shares = beliefs.weights
-    if shares is None:
-        shares = torch.full_like(beliefs.logits[:, 0, 0], 1 / len(beliefs.logits))
+    shares = shares_of(beliefs.weights, beliefs.logits)
     pair_mean = by_blocks(partial(_pair_divergence, shares=shares), beliefs.probs, beliefs.member_entropy)
     return beliefs.over_distinct_pairs(pair_mean.clamp(bounds.lower / 2, bounds.pairwise / 4))
 
 
 def _pair_divergence(probs: Tensor, member_entropy: Tensor, *, shares: MemberWeights) -> Scores:
     """Jensen-Shannon divergence, mean over all pairs of members, those of a member with itself included."""
-    # Halved and kept from zero once, not for each pair; the floor is the one of `entropy`.
+    # Halved and kept from zero once, not for each pair; the floor is the one of `mixture_entropy`.
     halves = (probs / 2).clamp_min(torch.finfo(probs.dtype).tiny)
     if halves.shape[-1] < VECTOR:
         # Inputs side by side in memory: a sum over few classes then adds whole vectors of inputs.
@@ -384,7 +389,7 @@ def _pair_divergence(probs: Tensor, member_entropy: Tensor, *, shares: MemberWei
     return pair_mean
 
 
-@_takes_class_axis
+@_score
 def variation_ratio(logits: Logits, *, weights: Weights = None) -> Scores:
     r"""Share of members, or of their weight, outside the largest group that votes alike; arguments as in `total_entropy`.
 
@@ -405,24 +410,84 @@ def variation_ratio(logits: Logits, *, weights: Weights = None) -> Scores:
     return (1 - tally.amax(-1) / tally.sum(-1)).clamp_min(0)
 
 
-SCORES: Mapping[str, Score] = MappingProxyType(
-    {
-        "predictive_diversity": predictive_diversity,
-        "bma": bma,
-        "num_unique": num_unique,
-        "mean_energy": mean_energy,
-        "energy_of_mean": energy_of_mean,
-        "max_logit": max_logit,
-        "total_entropy": total_entropy,
-        "expected_entropy": expected_entropy,
-        "mutual_information": mutual_information,
-        "mean_max_probability": mean_max_probability,
-        "predicted_class_variance": predicted_class_variance,
-        "mean_pairwise_kl": mean_pairwise_kl,
-        "jensen_shannon": jensen_shannon,
-        "variation_ratio": variation_ratio,
-    }
-)
+_VARIANCE_OF_UNIT_SCALE = {"gaussian": 1.0, "laplace": 2.0}
+
+
+@checked
+def total_variance(
+    mean: MemberOutputs, scale: MemberOutputs, *, family: Family = "gaussian", weights: Weights = None
+) -> Variances:
+    r"""Total uncertainty: variance of the members' mixture.
+
+    $$\frac{1}{M}\sum_m (v_m + \mu_m^2) - \bar\mu^2$$
+
+    Args:
+        mean: Member means, `(members, batch)` or `(members, batch, outputs)`.
+        scale: Member scales (sigma or b, never a variance), of the same shape.
+        family: `"gaussian"` or `"laplace"`.
+        weights: Member weights with sum 1; equal if `None`.
+
+    Returns:
+        `(batch,)` or `(batch, outputs)`, in squared target units. Reading: its root is the error to expect.
+
+    Example:
+        >>> mean, scale = torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]])
+        >>> total_variance(mean, scale)
+        tensor([5.])
+    """
+    data, knowledge = _variance_parts(mean, scale, family, weights)
+    return data + knowledge
+
+
+@checked
+def data_variance(
+    mean: MemberOutputs, scale: MemberOutputs, *, family: Family = "gaussian", weights: Weights = None
+) -> Variances:
+    r"""Data uncertainty: mean of the members' variances; arguments are those of `total_variance`.
+
+    $$\frac{1}{M}\sum_m v_m$$
+
+    Returns:
+        `(batch,)` or `(batch, outputs)`. Reading: the noise that members see in the target.
+
+    Example:
+        >>> data_variance(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]]), family="laplace")
+        tensor([8.])
+    """
+    return _variance_parts(mean, scale, family, weights)[0]
+
+
+@checked
+def knowledge_variance(
+    mean: MemberOutputs, scale: MemberOutputs, *, family: Family = "gaussian", weights: Weights = None
+) -> Variances:
+    r"""Knowledge uncertainty: variance of the members' means; arguments are those of `total_variance`.
+
+    $$\frac{1}{M}\sum_m (\mu_m - \bar\mu)^2$$
+
+    Returns:
+        `(batch,)` or `(batch, outputs)`. Reading: 0 where members agree; grows away from the data.
+
+    Example:
+        >>> knowledge_variance(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]]))
+        tensor([1.])
+    """
+    return _variance_parts(mean, scale, family, weights)[1]
+
+
+def _variance_parts(
+    mean: MemberOutputs, scale: MemberOutputs, family: Family, weights: Weights
+) -> tuple[Variances, Variances]:
+    check_mean_and_scale(mean, scale, weights)
+    mean, scale = mean.detach().to(compute_dtype(mean)), scale.detach().to(compute_dtype(scale))
+    weights = None if weights is None else weights.detach().to(mean.device, mean.dtype, non_blocking=True)
+    data = _VARIANCE_OF_UNIT_SCALE[family] * weighted_mean(scale.square(), weights)
+    # Centred first: the mean square less the squared mean has no digits left where large means agree.
+    knowledge = weighted_mean(deviations(mean, weights).square(), weights)
+    return data, knowledge
+
+
+SCORES: Mapping[str, Score] = MappingProxyType(_scores)
 
 # These measure disagreement and nothing else: zero where all members are copies of one.
 KNOWLEDGE_SCORES: frozenset[str] = frozenset(

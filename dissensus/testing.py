@@ -5,7 +5,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -283,10 +283,6 @@ class _Spy(Wrapper):
     """Checks what the inner objective gives in each step, and keeps its parts and the rows that it picked."""
 
     calls: list[tuple[Parts, Tensor | None]] = field(default_factory=list)
-
-    def prepare(self, x: Tensor) -> Objective:
-        """Prepare the inner objective and go on keeping."""
-        return replace(self, inner=self.inner.prepare(x))
 
     def __call__(self, members: View, x: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return what the inner objective gives: a finite scalar with a gradient; the same parts each time, without gradients."""

@@ -18,8 +18,8 @@ from dissensus.diagnostics.drops import drop_curves
 from dissensus.diagnostics.findings import Check, DropCurve, Finding, Pair
 from dissensus.metrics import diversity_bounds, pair_diversity
 from dissensus.objectives import debias
-from dissensus.objectives.collusion import CLASS_LOSSES, Measures, measure, predictions, ratio, shares_of, wide
-from dissensus.objectives.losses import Loss, errors, output_sum, weighted_mean
+from dissensus.objectives.collusion import CLASS_LOSSES, Measures, measure, predictions, ratio, wide
+from dissensus.objectives.losses import Loss, errors, output_sum, shares_of, weighted_mean
 from dissensus.types import MemberOutputs
 
 OUTPUT_NAMES = ("outputs", "logits", "predictions")

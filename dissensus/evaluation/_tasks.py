@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dissensus import metrics
-from dissensus._beliefs import deviations, member_mean
+from dissensus._beliefs import deviations
 from dissensus._checks import check_member_logits
 from dissensus.evaluation import results
 from dissensus.evaluation.estimates import (
@@ -32,6 +32,7 @@ from dissensus.evaluation.inputs import each_once
 from dissensus.evaluation.results import COVERAGE_LEVELS, ID, Number, Reliability, floats
 from dissensus.metrics.regression import FAMILIES, Family
 from dissensus.objectives.likelihoods import LIKELIHOODS, Likelihood, as_columns, class_axis_of, full, mean_and_scale
+from dissensus.objectives.losses import weighted_mean
 from dissensus.scores import (
     KNOWLEDGE_SCORES,
     REGRESSION_SCORES,
@@ -366,9 +367,9 @@ class Regression(Task):
         outputs = full(outputs)
         weights = None if self.weights is None else self.weights.to(outputs)
         mean, spread = self._moments(outputs)
-        centre = member_mean(mean, weights)
-        knowledge = member_mean(deviations(mean, weights).square(), weights)
-        data = member_mean(spread, weights)
+        centre = weighted_mean(mean, weights)
+        knowledge = weighted_mean(deviations(mean, weights).square(), weights)
+        data = weighted_mean(spread, weights)
         variances = {"total_variance": data + knowledge, "data_variance": data, "knowledge_variance": knowledge}
         columns = {
             "scores": torch.stack([variances[name].mean(-1) for name in self.score_names]),
@@ -436,8 +437,8 @@ class OwnLoss(Task):
     def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
         outputs = full(outputs)
         weights = None if self.weights is None else self.weights.to(outputs)
-        centre = member_mean(outputs, weights)
-        spread = member_mean(deviations(outputs, weights).square(), weights).mean(-1)
+        centre = weighted_mean(outputs, weights)
+        spread = weighted_mean(deviations(outputs, weights).square(), weights).mean(-1)
         columns = {"scores": torch.stack([spread for _ in self.score_names])}
         if targets is not None:
             columns |= {

@@ -65,10 +65,6 @@ PairMetric: TypeAlias = Callable[[Array, Array], float]
 DensityMetric: TypeAlias = Callable[[Array, Array, Array], float]
 
 
-def _top_smooth_ece(probs: Array, labels: Array) -> float:
-    return smooth_ece(*top_confidences(probs, labels))
-
-
 CLASSIFICATION_METRICS: Mapping[str, PairMetric] = MappingProxyType(
     {
         "accuracy": accuracy,
@@ -77,7 +73,7 @@ CLASSIFICATION_METRICS: Mapping[str, PairMetric] = MappingProxyType(
         "ece": ece,
         "ece_mass": partial(ece, binning="mass"),
         "classwise_ece": classwise_ece,
-        "smooth_ece": _top_smooth_ece,
+        "smooth_ece": lambda probs, labels: smooth_ece(*top_confidences(probs, labels)),
     }
 )
 """Name to function of `(probs, labels)`."""
@@ -104,50 +100,13 @@ DENSITY_METRICS: Mapping[str, DensityMetric] = MappingProxyType(
 HIGHER_IS_BETTER: frozenset[str] = frozenset({"accuracy", "auroc", "aupr_out", "aupr_in"})
 """Entries of the tables above that should be large; all others should be small."""
 
-__all__ = [
-    "CLASSIFICATION_METRICS",
-    "DENSITY_METRICS",
-    "HIGHER_IS_BETTER",
-    "OOD_METRICS",
-    "REGRESSION_METRICS",
-    "DiversityBounds",
-    "ReliabilityCurve",
-    "RiskCoverageCurve",
-    "RocCurve",
-    "Temperature",
-    "accuracy",
-    "aupr",
-    "auroc",
-    "brier",
-    "central_interval",
-    "classwise_ece",
-    "confidence_reliability",
-    "disagreement",
-    "diversity_bounds",
-    "ece",
-    "ensemble_crps",
-    "existential_disagreement",
-    "fit_temperature",
-    "fpr_at_tpr",
-    "gaussian_crps",
-    "gaussian_nll",
-    "group_accuracies",
-    "interval_coverage",
-    "interval_width",
-    "laplace_crps",
-    "laplace_nll",
-    "mae",
-    "mean_disagreement",
-    "nll",
-    "ood_disagreement_bound",
-    "pair_diversity",
-    "reliability_curve",
-    "risk_coverage_area",
-    "risk_coverage_curve",
-    "rmse",
-    "roc_curve",
-    "smooth_ece",
-    "top_confidences",
-    "top_k_accuracy",
-    "worst_group_accuracy",
-]
+__all__ = ["CLASSIFICATION_METRICS", "DENSITY_METRICS", "HIGHER_IS_BETTER", "OOD_METRICS", "REGRESSION_METRICS"]
+__all__ += ["accuracy", "brier", "group_accuracies", "nll", "top_k_accuracy", "worst_group_accuracy"]
+__all__ += ["classwise_ece", "ece", "smooth_ece", "top_confidences"]
+__all__ += ["ReliabilityCurve", "Temperature", "confidence_reliability", "fit_temperature", "reliability_curve"]
+__all__ += ["RocCurve", "aupr", "auroc", "fpr_at_tpr", "roc_curve"]
+__all__ += ["RiskCoverageCurve", "risk_coverage_area", "risk_coverage_curve"]
+__all__ += ["disagreement", "existential_disagreement", "mean_disagreement", "ood_disagreement_bound"]
+__all__ += ["DiversityBounds", "diversity_bounds", "pair_diversity"]
+__all__ += ["ensemble_crps", "gaussian_crps", "gaussian_nll", "laplace_crps", "laplace_nll", "mae", "rmse"]
+__all__ += ["central_interval", "interval_coverage", "interval_width"]

@@ -1,8 +1,4 @@
-"""What callers pass (tensors on any device, numpy arrays) -> checked tensors.
-
-Every metric takes its inputs through these functions, so that all of them refuse the same mistakes in the same words.
-Shapes are checked here rather than by annotations, because callers may mix tensors and arrays.
-"""
+"""What callers pass (tensors on any device, numpy arrays, mixed) -> checked tensors, for all metrics in the same words."""
 
 from math import isnan
 from typing import Any, TypeAlias
@@ -62,8 +58,8 @@ def probabilities(probs: Array) -> Tensor:
     tensor = floats(probs, "probs")
     if tensor.ndim != 2 or tensor.shape[1] < 2:
         raise ValueError(
-            "`probs` must be shaped (batch, classes) with two classes or more; got shape "
-            f"{tuple(tensor.shape)}. For logits of members, pass `logits.softmax(-1).mean(0)`."
+            f"`probs` must be shaped (batch, classes) with two classes or more; got {tuple(tensor.shape)}. "
+            "For logits of members, pass `logits.softmax(-1).mean(0)`."
         )
     low, high = extremes(tensor)
     total = tensor.sum(1)
@@ -81,10 +77,8 @@ def indices(values: Array, name: str, size: int | None = None) -> Tensor:
     """Integer tensor of shape `(batch,)`, as int64, of `size` rows where that is given."""
     tensor = as_tensor(values, name)
     if tensor.is_floating_point() or tensor.ndim != 1:
-        raise ValueError(
-            f"`{name}` must hold integers, shaped (batch,); got {tensor.dtype} of shape "
-            f"{tuple(tensor.shape)}. For probabilities or logits, pass their `argmax(-1)`."
-        )
+        came = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+        raise ValueError(f"`{name}` must hold integers, shaped (batch,), such as an `argmax(-1)`; got {came}.")
     if size is not None and len(tensor) != size:
         raise ValueError(f"`{name}` must have one entry per input; got {len(tensor)} entries for {size} inputs.")
     return tensor.long()
@@ -101,9 +95,7 @@ def class_indices(values: Array, name: str, size: int, num_classes: int) -> Tens
     tensor = indices(values, name, size)
     low, high = extremes(tensor)
     if low < 0 or high >= num_classes:
-        raise ValueError(
-            f"`{name}` must lie in [0, {num_classes}), one index per class; got values from {low:.0f} to {high:.0f}."
-        )
+        raise ValueError(f"`{name}` must lie in [0, {num_classes}); got values from {low:.0f} to {high:.0f}.")
     return tensor
 
 
@@ -138,18 +130,14 @@ def scores_pair(ood_scores: Array, id_scores: Array) -> tuple[Tensor, Tensor]:
     return ood.to(dtype), known.to(ood.device, dtype)
 
 
-def same_shape(first: Tensor, **others: Array) -> list[Tensor]:
-    """The others as floating-point tensors on the device of the first, whose shape they must have."""
-    tensors = []
-    for name, values in others.items():
-        tensor = floats(values, name)
+def alike(**values: Array) -> list[Tensor]:
+    """Floating-point tensors of one shape, on the device of the first."""
+    first, *others = tensors = [floats(one, name) for name, one in values.items()]
+    for name, tensor in zip(list(values)[1:], others, strict=True):
         if tensor.shape != first.shape:
-            raise ValueError(
-                f"`{name}` must have the shape of the other arguments, {tuple(first.shape)}; "
-                f"got shape {tuple(tensor.shape)}."
-            )
-        tensors.append(tensor.to(first.device))
-    return tensors
+            wanted, came = tuple(first.shape), tuple(tensor.shape)
+            raise ValueError(f"`{name}` must have the shape of the other arguments, {wanted}; got shape {came}.")
+    return [tensor.to(first.device) for tensor in tensors]
 
 
 def _from_numpy(array: NDArray[Any], name: str) -> Tensor:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus._checks import check_member_logits
-from dissensus._signatures import checked
+from dissensus._signatures import checked, whole_number
 from dissensus.metrics._inputs import Array, class_indices, confidences_and_correct, floats, probabilities_and_labels
 
 Binning = Literal["width", "mass"]
@@ -52,9 +52,8 @@ def ece(probs: Array, labels: Array, bins: int = 15, binning: Binning = "width")
         probs: Predicted probabilities, `(batch, classes)`.
         labels: True class indices, `(batch,)`.
         bins: Number of bins.
-        binning: Bins of equal `"width"`, or of equal `"mass"` (number of inputs; equal confidences stay together). Bins
-            are right-closed, (lower, upper]: a confidence of exactly 1 is in the last. Edges are taken in the precision
-            of `probs`.
+        binning: Bins of equal `"width"`, or of equal `"mass"` (number of inputs; equal confidences stay together); right-closed,
+            (lower, upper], with edges in the precision of `probs`.
 
     Returns:
         A number in [0, 1]. Reading: the average gap, in probability, between what the model says and how often it is
@@ -132,8 +131,6 @@ def classwise_ece(probs: Array, labels: Array, bins: int = 15, binning: Binning 
 def top_confidences(probs: Array, labels: Array) -> tuple[Tensor, Tensor]:
     """The largest probability of each input, and whether its class is the true one, `(batch,)` each; arguments as in `ece`.
 
-    It is what `smooth_ece`, `confidence_reliability` and `risk_coverage_area` need of a classifier's output.
-
     Example:
         >>> top_confidences(torch.tensor([[0.75, 0.25]]), torch.tensor([1]))
         (tensor([0.7500]), tensor([False]))
@@ -144,8 +141,7 @@ def top_confidences(probs: Array, labels: Array) -> tuple[Tensor, Tensor]:
 
 
 def _curve(confidence: Tensor, correct: Tensor, bins: int, binning: Binning) -> ReliabilityCurve:
-    if bins < 1:
-        raise ValueError(f"`bins` must be at least 1; got {bins}.")
+    whole_number("bins", bins, 1)
     # On the CPU, where bin sums are taken in a fixed order.
     confidence, correct = confidence.cpu(), correct.cpu()
     if binning == "width":
@@ -196,12 +192,10 @@ def smooth_ece(
         bandwidth: Uses this $\sigma$ instead of the fixed point.
 
     Returns:
-        A number in [0, 1]. Reading: the average gap, in probability, between confidence and accuracy, without a choice
-        of bins. Compute it on the whole set: averages over batches are biased upwards. For a classifier,
-        `smooth_ece(*top_confidences(probs, labels))`.
+        A number in [0, 1]. Reading: the average gap, in probability, between confidence and accuracy, without a choice of bins. Averages
+        over batches are biased upwards. For a classifier, `smooth_ece(*top_confidences(probs, labels))`.
 
     Example:
-        >>> import torch
         >>> round(smooth_ece(torch.full((400,), 0.9), torch.arange(400) < 300), 4)
         0.15
 
@@ -233,10 +227,7 @@ def _fixed_point(error: Callable[[float], float], low: float, halvings: int) -> 
 
 
 def _reflected(masses: Vector, size: int) -> Callable[[float], float]:
-    r"""Return the smoothed error by bandwidth.
-
-    Smoothing with the kernel reflected at 0 and 1 is heat flow: cosine mode k of the residuals decays by $e^{-(\pi k \sigma)^2 / 2}$.
-    """
+    r"""Return the smoothed error by bandwidth: by heat flow, in which cosine mode k decays by $e^{-(\pi k \sigma)^2 / 2}$."""
     # A point mass on the boundary coincides with its mirror image, and counts twice in the extension.
     ends = np.zeros_like(masses)
     ends[[0, -1]] = masses[[0, -1]]
@@ -256,10 +247,7 @@ def _reflected(masses: Vector, size: int) -> Callable[[float], float]:
 
 
 def _truncated(residuals: Vector, counts: Vector, truncate: float) -> Callable[[float], float]:
-    """Return the smoothed error by bandwidth in the way of relplot, so that its numbers can be compared with.
-
-    Its grid has about 1000 cells; confidences within one cell of 0 or 1 lose up to half their weight.
-    """
+    """Return the smoothed error by bandwidth in the way of relplot, whose about 1000 cells halve the weight of those at the ends."""
 
     def smooth(masses: Vector, cells: int, bandwidth: float) -> Vector:
         values = _mirror(_spread(np.arange(CELLS + 1) / CELLS, masses, cells))
@@ -326,10 +314,8 @@ class Temperature:
 
     def __post_init__(self) -> None:
         if self.value.ndim != 1 or (self.of == "pool" and len(self.value) != 1):
-            raise ValueError(
-                "`value` must hold one temperature for each member, or one for the pool, on one axis; got shape "
-                f"{tuple(self.value.shape)}."
-            )
+            came = f"one axis, not {tuple(self.value.shape)}"
+            raise ValueError(f"`value` must be one temperature a member, or one for the pool, on {came}.")
         if not bool(((self.value > 0) & self.value.isfinite()).all()):
             raise ValueError(f"Temperatures must be positive and finite; got {self.value.tolist()}.")
 
@@ -339,21 +325,15 @@ class Temperature:
         return bool(((self.value > 1.001 * LOWEST) & (self.value < 0.999 * HIGHEST)).all())
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Scale logits.
-
-        Args:
-            logits: Unnormalised member outputs, `(members, batch, classes)`.
+        """Scale member outputs `(members, batch, classes)`.
 
         Returns:
-            Logits of the same dtype: `(members, batch, classes)` where members were fitted, each divided by its
-            temperature; `(1, batch, classes)` where the pool was, the pooled log-probabilities divided by the
-            temperature. A softmax gives the calibrated probabilities.
+            Logits of the same dtype, of which a softmax gives the calibrated probabilities: of each member, or of the pool,
+            `(1, batch, classes)`.
         """
         if logits.ndim != 3 or (self.of == "members" and len(logits) != len(self.value)):
             fitted = f" with the {len(self.value)} members that were fitted" if self.of == "members" else ""
-            raise ValueError(
-                f"`logits` must be shaped (members, batch, classes){fitted}; got shape {tuple(logits.shape)}."
-            )
+            raise ValueError(f"`logits` must be shaped (members, batch, classes){fitted}; got {tuple(logits.shape)}.")
         if self.of == "pool":
             return (_pooled(logits) / self.value.item()).to(logits.dtype)[None]
         return logits / self.value.to(logits.device, logits.dtype)[:, None, None]
@@ -364,19 +344,16 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
     r"""Temperature that minimises the negative log-likelihood of held-out labels.
 
     $$\min_T\; -\frac{1}{B}\sum_b \log \operatorname{softmax}(z_b / T)_{y_b}$$
-    with $z$ a member's logits, or the log of the members' mean probabilities. Predictions (the most probable class) do not
-    change.
+    with $z$ a member's logits, or the log of the members' mean probabilities. The most probable class does not change.
 
     Args:
         logits: Member outputs on validation inputs that were not trained on, `(members, batch, classes)`.
         labels: Their true class indices, `(batch,)`.
-        of: `"members"`: each member gets its own. `"pool"`: one temperature for the averaged prediction, which is what
-            an ensemble needs, for averaging calibrated members gives an underconfident pool.
+        of: `"members"`: each member gets its own. `"pool"`: one for the averaged prediction, which is what an ensemble needs.
 
     Returns:
-        The temperatures, ready to `.apply` to other logits. Reading: above 1 the predictions were overconfident, below
-        1 underconfident. At an end of [0.01, 100] the labels do not determine one (all right, or none): `.determined`
-        says so and a line of the log warns; take more validation inputs then.
+        The temperatures, to `.apply` to other logits. Reading: above 1 the predictions were overconfident, below 1 underconfident. At an
+        end of [0.01, 100] the labels do not determine one (all right, or none): `.determined` says so, and take more validation inputs.
 
     Example:
         >>> logits = torch.tensor([[[2.0, 0.0]]]).repeat(1, 4, 1)
@@ -392,10 +369,10 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
     check_member_logits(outputs, stacklevel=4)
     truth = class_indices(labels, "labels", *outputs.shape[1:]).to(outputs.device)
     fitted = outputs if of == "members" else _pooled(outputs)[None]
-    value = torch.tensor([_best_temperature(member, truth) for member in fitted], dtype=torch.float64)
-    result = Temperature(value=value, of=of)
+    found = [_best_temperature(member, truth) for member in fitted]
+    result = Temperature(torch.tensor(found, dtype=torch.float64), of)
     if not result.determined:
-        ends = ", ".join(f"{one:.3g}" for one in value.tolist())
+        ends = ", ".join(f"{one:.3g}" for one in found)
         text = "%d validation labels do not determine a temperature: it ends at %s, of a range from %g to %g"
         logger.warning(text, len(truth), ends, LOWEST, HIGHEST)
     return result

@@ -95,12 +95,7 @@ def brier(probs: Array, labels: Array) -> float:
 
 @checked
 def group_accuracies(probs: Array, labels: Array, groups: Array) -> dict[int, float]:
-    """Accuracy of each group of inputs.
-
-    Args:
-        probs: Predicted probabilities, `(batch, classes)`.
-        labels: True class indices, `(batch,)`.
-        groups: Group ids, any integers, `(batch,)`.
+    """Accuracy of each group of inputs; `groups` are ids, any integers, `(batch,)`, and other arguments as in `accuracy`.
 
     Returns:
         Group id to accuracy, in order of the ids; only groups that occur. Reading: a wide spread means that the average
@@ -113,11 +108,9 @@ def group_accuracies(probs: Array, labels: Array, groups: Array) -> dict[int, fl
     """
     rows, truth = probabilities_and_labels(probs, labels)
     members = indices(groups, "groups", len(rows)).to(rows.device)
-    ids, position = torch.unique(members, return_inverse=True)
-    correct = rows.argmax(1) == truth
-    sizes = torch.bincount(position, minlength=len(ids)).tolist()
-    hits = torch.bincount(position[correct], minlength=len(ids)).tolist()
-    return {group: hit / size for group, hit, size in zip(ids.tolist(), hits, sizes, strict=True)}
+    ids, position, sizes = torch.unique(members, return_inverse=True, return_counts=True)
+    hits = torch.bincount(position[rows.argmax(1) == truth], minlength=len(ids))
+    return {group: hit / size for group, hit, size in zip(ids.tolist(), hits.tolist(), sizes.tolist(), strict=True)}
 
 
 @checked

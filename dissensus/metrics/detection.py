@@ -1,8 +1,4 @@
-"""Uncertainty scores -> how well they tell out-of-distribution inputs from others, and wrong answers from right ones.
-
-Scores are higher when the input is less certain, so OOD inputs should lie above ID inputs. All metrics are exact: ties
-are counted as ties, and no score is binned or thresholded on a grid.
-"""
+"""Uncertainty scores -> how well they tell out-of-distribution inputs from others, and wrong answers from right ones: exactly."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -13,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, whole_number
 from dissensus.metrics._inputs import Array, outcomes, scores_pair, vector
 
 Positive = Literal["ood", "id"]
@@ -118,7 +114,7 @@ def fpr_at_tpr(ood_scores: Array, id_scores: Array, tpr: float = 0.95, positive:
     # The product may round up past an integer (0.07 * 100), the quotient does not.
     if caught > 1 and (caught - 1) / len(wanted) >= tpr:
         caught -= 1
-    threshold = _kth_smallest(wanted, len(wanted) - caught)
+    threshold = _ascending(wanted)[len(wanted) - caught]
     return int((others >= threshold).sum()) / len(others)
 
 
@@ -137,13 +133,10 @@ def roc_curve(ood_scores: Array, id_scores: Array, points: int = 1000) -> RocCur
         >>> curve.fpr.tolist(), curve.tpr.tolist()
         ([0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0])
     """
-    if points < 3:
-        raise ValueError(f"`points` must be at least 3; got {points}.")
+    whole_number("points", points, 3)
     ood, known = (_ascending(scores) for scores in scores_pair(ood_scores, id_scores))
     threshold = torch.unique(torch.cat([_thinned(scores, (points - 1) // 2) for scores in (ood, known)])).flip(0)
-    rates = [
-        (len(scores) - torch.searchsorted(scores, threshold)).double().cpu() / len(scores) for scores in (known, ood)
-    ]
+    rates = [(len(each) - torch.searchsorted(each, threshold)).double().cpu() / len(each) for each in (known, ood)]
     fpr, tpr = (torch.cat([rate.new_zeros(1), rate]) for rate in rates)
     start = torch.full((1,), torch.inf, dtype=torch.float64)
     return RocCurve(fpr=fpr, tpr=tpr, threshold=torch.cat([start, threshold.double().cpu()]))
@@ -158,12 +151,6 @@ def _oriented(ood_scores: Array, id_scores: Array, positive: Positive) -> tuple[
 def _ascending(scores: Tensor) -> Tensor:
     # On the CPU numpy's vectorised sort is several times faster than torch's.
     return scores.sort().values if scores.is_cuda else torch.from_numpy(np.sort(scores.numpy()))
-
-
-def _kth_smallest(scores: Tensor, k: int) -> float:
-    if scores.is_cuda:
-        return float(scores.sort().values[k])
-    return float(np.partition(scores.numpy(), k)[k])
 
 
 def _thinned(ascending: Tensor, count: int) -> Tensor:
@@ -227,13 +214,11 @@ def risk_coverage_curve(scores: Array, correct: Array, points: int = 1000) -> Ri
         >>> curve.coverage.tolist(), curve.risk.tolist()
         ([0.5, 1.0], [0.0, 0.5])
     """
-    if points < 2:
-        raise ValueError(f"`points` must be at least 2; got {points}.")
+    whole_number("points", points, 2)
     risks = _risks(scores, correct)
     kept = np.unique(np.linspace(1, len(risks), min(points, len(risks))).round().astype(np.intp))
-    return RiskCoverageCurve(
-        coverage=torch.from_numpy(kept / len(risks)), risk=torch.from_numpy(risks[kept - 1]), area=float(risks.mean())
-    )
+    coverage, risk = torch.from_numpy(kept / len(risks)), torch.from_numpy(risks[kept - 1])
+    return RiskCoverageCurve(coverage, risk, area=float(risks.mean()))
 
 
 def _risks(scores: Array, correct: Array) -> NDArray[np.float64]:

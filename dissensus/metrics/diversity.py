@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, real_number, whole_number
 from dissensus.metrics._inputs import Array, as_tensor, indices
 
 
@@ -33,8 +33,7 @@ def disagreement(predictions_a: Array, predictions_b: Array) -> float:
         >>> disagreement(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 0]))
         0.25
     """
-    first = indices(predictions_a, "predictions_a")
-    second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
+    first, second = _pair(predictions_a, predictions_b)
     return _fraction(first != second)
 
 
@@ -59,10 +58,9 @@ def mean_disagreement(predictions: Array) -> float:
     num_members, batch = votes.shape
     # Contiguous class ids, so that the count table is as wide as the classes that occur.
     classes, votes = torch.unique(votes, return_inverse=True)
-    table = torch.zeros(batch, len(classes), dtype=torch.int32, device=votes.device)
-    for vote in votes:
-        table.scatter_add_(1, vote[:, None], torch.ones_like(table[:, :1]))
-    agreeing = int((table * (table - 1)).sum())
+    cells = votes + len(classes) * torch.arange(batch, device=votes.device)
+    counts = cells.flatten().bincount()
+    agreeing = int((counts * (counts - 1)).sum())
     return 1 - agreeing / (batch * num_members * (num_members - 1))
 
 
@@ -106,17 +104,11 @@ def ood_disagreement_bound(
         >>> round(ood_disagreement_bound(0.8, cluster_mass=0.5, purity=0.9, gap=0.1, instability=0.05), 3)
         0.265
     """
-    shares = {
-        "hard_disagreement": hard_disagreement,
-        "cluster_mass": cluster_mass,
-        "purity": purity,
-        "instability": instability,
-    }
-    for name, value in shares.items():
+    shares = {"hard_disagreement": hard_disagreement, "cluster_mass": cluster_mass, "purity": purity}
+    for name, value in {**shares, "instability": instability}.items():
         if not 0 <= value <= 1:
             raise ValueError(f"`{name}` is a share, from 0 to 1; got {value}.")
-    if not gap >= 0:
-        raise ValueError(f"`gap` must not be negative; got {gap}.")
+    real_number("gap", gap)
     return cluster_mass * purity * (hard_disagreement - gap) - instability
 
 
@@ -133,9 +125,8 @@ def pair_diversity(
         accuracy_of: Whose accuracy sets the error rate: the mean of both (`"pair"`), or one of them (`"a"`, `"b"`).
 
     Returns:
-        A number that is not negative. Reading: 0 for copies, near 1 or above for members that err independently (see
-        `diversity_bounds`); say whose error rate it is when comparing with published figures. `nan` for a pair without
-        errors, `inf` if only the named member is perfect.
+        Reading: 0 for copies, near 1 or above for members that err independently (see `diversity_bounds`). `nan` for a pair without errors,
+        `inf` if only the named member is perfect.
 
     Example:
         >>> labels = torch.zeros(4, dtype=torch.long)
@@ -146,8 +137,7 @@ def pair_diversity(
         Durasov et al., 2021, <https://arxiv.org/abs/2012.08334>, eq. 7, and figure 2 for `diversity_bounds`; Fort et
         al., 2019, <https://arxiv.org/abs/1912.02757>.
     """
-    first = indices(predictions_a, "predictions_a")
-    second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
+    first, second = _pair(predictions_a, predictions_b)
     truth = indices(labels, "labels", len(first)).to(first.device)
     errors = {"a": _fraction(first != truth), "b": _fraction(second != truth)}
     error = sum(errors.values()) / 2 if accuracy_of == "pair" else errors[accuracy_of]
@@ -182,14 +172,11 @@ def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) ->
         >>> round(bounds.lower, 4), round(bounds.upper, 4)
         (0.5625, 1.3889)
     """
-    if num_classes < 2:
-        raise ValueError(f"`num_classes` must be at least 2; got {num_classes}.")
+    whole_number("num_classes", num_classes, 2)
     chance = 1 / num_classes
     if not (chance <= accuracy < 1 and chance <= base_accuracy <= 1):
-        raise ValueError(
-            f"accuracies must lie between chance, 1/{num_classes}, and 1, `accuracy` below 1; "
-            f"got accuracy {accuracy} and base_accuracy {base_accuracy}."
-        )
+        came = f"accuracy {accuracy} and base_accuracy {base_accuracy}"
+        raise ValueError(f"accuracies must lie between chance, 1/{num_classes}, and 1, `accuracy` below 1; got {came}.")
     error, base_error = 1 - accuracy, 1 - base_accuracy
     same_wrong_class = 1 / (num_classes - 1)
     independent = error * base_accuracy + base_error * accuracy + error * base_error * (1 - same_wrong_class)
@@ -198,13 +185,16 @@ def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) ->
     return DiversityBounds(lower=redrawn * (1 - chance) / error, upper=independent / error)
 
 
+def _pair(predictions_a: Array, predictions_b: Array) -> tuple[Tensor, Tensor]:
+    first = indices(predictions_a, "predictions_a")
+    return first, indices(predictions_b, "predictions_b", len(first)).to(first.device)
+
+
 def _member_predictions(predictions: Array) -> Tensor:
     votes = as_tensor(predictions, "predictions")
     if votes.is_floating_point() or votes.ndim != 2 or len(votes) < 2:
-        raise ValueError(
-            "`predictions` must hold class indices, shaped (members, batch) with two members or more; "
-            f"got {votes.dtype} of shape {tuple(votes.shape)}. For member logits, pass their `argmax(-1)`."
-        )
+        came = f"{votes.dtype} of shape {tuple(votes.shape)}; of logits pass `argmax(-1)`"
+        raise ValueError(f"`predictions` must be class indices (members, batch) of two members or more; got {came}.")
     return votes
 
 

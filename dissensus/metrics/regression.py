@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dissensus._signatures import checked
-from dissensus.metrics._inputs import Array, floats, same_shape
+from dissensus.metrics._inputs import Array, alike, floats
 from dissensus.objectives.likelihoods import gaussian_losses, laplace_losses
 
 
@@ -185,10 +185,9 @@ def ensemble_crps(samples: Array, target: Array, fair: bool = False) -> float:
     num_members = len(draws) if draws.ndim else 0
     if draws.ndim < 2 or (fair and num_members < 2):
         raise ValueError(
-            "`samples` must be shaped (members, batch), with two members or more if `fair`; "
-            f"got shape {tuple(draws.shape)}."
+            f"`samples` must be (members, batch), two members or more if `fair`; got {tuple(draws.shape)}."
         )
-    (truth,) = same_shape(draws[0], target=target)
+    _, truth = alike(samples=draws[0], target=target)
     draws = draws.double()
     distance = (draws - truth).abs().mean(0)
     # Of the differences between sorted values, rank r enters r - 1 with plus and M - r with minus.
@@ -214,8 +213,7 @@ def interval_coverage(lower: Array, upper: Array, target: Array) -> float:
         >>> interval_coverage(torch.zeros(4), torch.ones(4), torch.tensor([0.0, 0.5, 1.0, 1.5]))
         0.75
     """
-    low, high = _interval(lower, upper)
-    (truth,) = same_shape(low, target=target)
+    low, high, truth = _interval(lower=lower, upper=upper, target=target)
     return int(((low <= truth) & (truth <= high)).sum()) / truth.numel()
 
 
@@ -231,7 +229,7 @@ def interval_width(lower: Array, upper: Array) -> float:
         >>> interval_width(torch.zeros(2), torch.tensor([1.0, 2.0]))
         1.5
     """
-    low, high = _interval(lower, upper)
+    low, high = _interval(lower=lower, upper=upper)
     return float((high.double() - low.double()).mean())
 
 
@@ -257,16 +255,14 @@ def central_interval(
     """
     if not 0 < level < 1:
         raise ValueError(f"`level` must lie strictly between 0 and 1; got {level}.")
-    centre = floats(mean, "mean")
-    (spread,) = same_shape(centre, scale=scale)
+    centre, spread = alike(mean=mean, scale=scale)
     _positive(spread)
     half = FAMILIES[family].half_width(level)
     return centre - half * spread, centre + half * spread
 
 
 def _errors(prediction: Array, target: Array) -> Tensor:
-    predicted = floats(prediction, "prediction")
-    (truth,) = same_shape(predicted, target=target)
+    predicted, truth = alike(prediction=prediction, target=target)
     return predicted.double() - truth.double()
 
 
@@ -277,8 +273,7 @@ def _per_example(losses: Tensor) -> float:
 
 def _standardised(mean: Array, scale: Array, target: Array) -> tuple[Tensor, Tensor]:
     """The scales, and the errors divided by them, in float64."""
-    centre = floats(mean, "mean")
-    spread, truth = same_shape(centre, scale=scale, target=target)
+    centre, spread, truth = alike(mean=mean, scale=scale, target=target)
     _positive(spread)
     spread = spread.double()
     return spread, (truth.double() - centre.double()) / spread
@@ -289,9 +284,8 @@ def _positive(scale: Tensor) -> None:
         raise ValueError(f"`scale` must be positive; the smallest value is {float(scale.min()):.4g}.")
 
 
-def _interval(lower: Array, upper: Array) -> tuple[Tensor, Tensor]:
-    low = floats(lower, "lower")
-    (high,) = same_shape(low, upper=upper)
+def _interval(**values: Array) -> list[Tensor]:
+    low, high, *_ = tensors = alike(**values)
     if (high < low).any():
         raise ValueError("`upper` must not lie below `lower`; swap the two arguments, or sort each pair.")
-    return low, high
+    return tensors

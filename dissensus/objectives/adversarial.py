@@ -1,7 +1,7 @@
 """Objectives that perturb inputs: adversarial training with labels, and virtual adversarial training without."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.trees import Tree, describe, named_leaves
 from dissensus.members import View
-from dissensus.objectives.objective import Objective, OutputObjective, Parts, Step, Wrapper
+from dissensus.objectives.objective import OutputObjective, Parts, Step, Wrapper
 from dissensus.randomness import Noise
 
 
@@ -39,8 +39,7 @@ class Adversarial(Wrapper):
     Args:
         inner: What is minimised on both.
         epsilon: Size of the step, in units of the inputs.
-        of_range: Read `epsilon` as a fraction of each input's range (largest minus smallest value in the training data,
-            one number for each feature; each channel of an image).
+        of_range: Read `epsilon` as a fraction of each feature's (of images, each channel's) range in the training data.
         part: Which part of inputs that are several tensors is moved, by its key or place; by default all real numbers in them.
 
     References:
@@ -56,37 +55,32 @@ class Adversarial(Wrapper):
     def __post_init__(self) -> None:
         real_number("epsilon", self.epsilon)
 
-    def prepare(self, x: Any) -> Objective:
+    def prepare(self, x: Any) -> Self:
         """Measure the inputs' ranges where they are wanted."""
-        if not self.of_range or self.ranges is not None:
-            return self
-        return replace(self, ranges=tree_map(_ranges, x))
+        return replace(self, ranges=tree_map(_ranges, x)) if self.of_range and self.ranges is None else self
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the mean of the clean and the perturbed loss, and both."""
         own = x if step.own else members.expand(x)
         parts: Parts = {}
 
-        def clean_loss(inputs: Any) -> Tensor:
+        def loss_at(inputs: Any, prefix: str = "") -> Tensor:
             loss, found = self.inner.on_outputs_of(members, members.each(inputs), y, step)
-            parts.update(found)
+            parts.update({prefix + name: value for name, value in found.items()})
             return loss
 
         moves = self._moves(own)
-        clean, gradient = members.input_gradient(clean_loss, own)
+        clean, gradient = members.input_gradient(loss_at, own)
         attacked = self._attacked(own, gradient, moves)
         with members.perturbed():
-            perturbed, perturbed_parts = self.inner.on_outputs_of(members, members.each(attacked), y, step)
-        parts.update({f"adversarial_{name}": value for name, value in perturbed_parts.items()})
+            perturbed = loss_at(attacked, "adversarial_")
         return (clean + perturbed) / 2, parts
 
     def _moves(self, x: Any) -> list[bool]:
         """Return which of several tensors are moved, if any of them can be."""
         moves = named_leaves(x, self.part) if isinstance(x, Tree) else [True]
         if not any(asked and leaf.is_floating_point() for leaf, asked in zip(tree_leaves(x), moves, strict=True)):
-            raise ValueError(
-                f"Adversarial moves real numbers, and there are none to move in {describe(x)}. Leave it out, or name another `part`."
-            )
+            raise ValueError(f"Adversarial moves real numbers; there are none to move in {describe(x)}.")
         return moves
 
     def _attacked(self, x: Any, gradient: Any, moves: list[bool]) -> Any:
@@ -116,9 +110,8 @@ class VirtualAdversarial(Wrapper):
     $$\ell(x) + w\,\mathrm{KL}(p(x)\,\Vert\,p(x + r)),\qquad r = \epsilon\, g / \lVert g\rVert,\quad
       g = \nabla_d\,\mathrm{KL}(p(x)\,\Vert\,p(x + d))$$
 
-    where d starts as a random direction of length `xi` and p(x) takes no gradient. It is computed on the labelled batch and,
-    where `fit(..., unlabelled=...)` gives one, on the unlabelled batch too. Regression heads use the divergence of their
-    likelihood. Perturbed passes leave BatchNorm statistics alone and repeat the clean pass's dropout noise.
+    where d starts as a random direction of length `xi` and p(x) takes no gradient. It is computed on the labelled batch and, where
+    `fit(..., unlabelled=...)` gives one, on the unlabelled batch too. Regression heads use the divergence of their likelihood.
 
     Args:
         inner: The objective on labelled data.
@@ -155,10 +148,7 @@ class VirtualAdversarial(Wrapper):
     def smoothness(self, members: View, x: Any, step: Step) -> Tensor:
         """Return each member's mean divergence under its worst perturbation, `(members,)`."""
         if isinstance(x, Tree):
-            raise ValueError(
-                "VirtualAdversarial moves one tensor of inputs by a length, and these inputs are several. Use Adversarial, which moves "
-                "each by itself."
-            )
+            raise ValueError("VirtualAdversarial moves one tensor of inputs, and these are several. Use Adversarial.")
         own = x if step.own else members.expand(x)
         divergence = self.likelihood.divergence
         with members.perturbed():

@@ -3,14 +3,15 @@
 It stands below training because `fit` warns by it; `dissensus.diagnostics` explains it.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf, isfinite, nan, sqrt
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from dissensus._checks import check_weights
 from dissensus.objectives.diversity import debias, decompose, variance
 from dissensus.objectives.losses import CLASS_LOSSES as CLASS_LOSSES
 from dissensus.objectives.losses import (
@@ -21,6 +22,7 @@ from dissensus.objectives.losses import (
     errors,
     like_outputs,
     majority_vote,
+    shares_of,
     weighted_mean,
 )
 from dissensus.types import MemberOutputs
@@ -62,13 +64,13 @@ class Measures:
     # Share of the diversity that goes when each member's constant offset is taken away, from 0 to 1.
     bias_share: float
     # Square of the ensemble's mean error over what members with independent offsets would leave of theirs: near 0 offsets cancel.
-    bias_left: float
+    bias_left: float = nan
     # Largest share of one member in the members' squared mean errors; near 1 a single member is off.
-    bias_alone: float
+    bias_alone: float = nan
     # How much smaller the squared error of the average is than if members erred independently: 1 members cancel each other,
     # 0 independent, negative they err alike; with its standard error, from the examples. NaN where there is no such distance.
-    cancellation: float
-    cancellation_error: float
+    cancellation: float = nan
+    cancellation_error: float = nan
     # For classes; chance is the accuracy of always naming the commonest one.
     member_accuracies: tuple[float, ...] = ()
     ensemble_accuracy: float | None = None
@@ -96,7 +98,7 @@ class Measures:
     @property
     def kept_best(self) -> float | None:
         """Share of the ensemble's skill that its best member has alone; None where the ensemble has none."""
-        return self._kept(max(self.member_accuracies) if self.member_accuracies else min(self.member_errors))
+        return self._kept(max(self.member_accuracies, default=min(self.member_errors)))
 
     @property
     def kept_mean(self) -> float | None:
@@ -106,12 +108,10 @@ class Measures:
 
     def _kept(self, value: float) -> float | None:
         """Place of an accuracy, or an error, between that of a constant, 0, and that of the ensemble, 1."""
-        if self.skill is None or not self.skill > 0:
-            return None
-        if self.ensemble_accuracy is not None and self.chance is not None:
-            return (value - self.chance) / (self.ensemble_accuracy - self.chance)
-        assert self.trivial_error is not None
-        return (self.trivial_error - value) / (self.trivial_error - self.ensemble_error)
+        constant, own = self.trivial_error, self.ensemble_error
+        if self.ensemble_accuracy is not None:
+            constant, own = self.chance, self.ensemble_accuracy
+        return (value - constant) / (own - constant) if constant is not None and (self.skill or 0.0) > 0 else None
 
     @property
     def members_useless(self) -> bool:
@@ -136,7 +136,7 @@ class Measures:
             "cancelling": self.cancellation > max(LEAST_CANCELLATION, STANDARD_ERRORS * self.cancellation_error),
             "shifted": self._shifted,
             "dependent": self._dependent,
-            "unfitted": trained_on and self._unfitted,
+            "unfitted": trained_on and self.diversity_ratio > LEAST_TRAINING_RATIO and self._matters_to_classes,
             "specialised": trained_on and self._specialised,
         }
         return tuple(name for name, there in found.items() if there and self.num_members > 1)
@@ -160,14 +160,8 @@ class Measures:
     def _dependent(self) -> bool:
         # Averaging M independent answers raises signal over noise by sqrt(M), and accuracy above guessing by no more.
         # Members that have hardly begun to learn give nearly the same answer, and their best guess says little.
-        learned = self.ensemble_accuracy is not None and (self.skill or 0.0) >= LEAST_SKILL
         alone = self.kept_agreement < OF_INDEPENDENT / sqrt(self.num_members)
-        return learned and alone and self._diversity_matters
-
-    @property
-    def _unfitted(self) -> bool:
-        too_diverse = self.diversity_ratio > LEAST_TRAINING_RATIO
-        return self.ensemble_accuracy is not None and too_diverse and self._diversity_matters
+        return (self.skill or 0.0) >= LEAST_SKILL and alone and self._matters_to_classes
 
     @property
     def _specialised(self) -> bool:
@@ -175,6 +169,10 @@ class Measures:
             return False
         by_class = self.class_share * self.diversity
         return self.diversity_ratio > LEAST_RATIO and by_class > LEAST_CLASS_DIVERSITY * self.trivial_error
+
+    @property
+    def _matters_to_classes(self) -> bool:
+        return self.ensemble_accuracy is not None and self._diversity_matters
 
     @property
     def _diversity_matters(self) -> bool:
@@ -201,15 +199,11 @@ def measure(
 ) -> Measures:
     """Return what the verdict on collusion looks at; arguments are those of `decompose`."""
     outputs = wide(outputs)
-    if weights is not None:
-        check_weights(weights, len(outputs))
-        weights = weights.detach().to(outputs)
+    weights = None if weights is None else weights.detach().to(outputs)
     parts = decompose(outputs, targets, loss, average, weights)
     member, _ = errors(outputs, targets, loss, average, weights)
     member_error, ensemble_error = float(parts.member_error.mean()), float(parts.ensemble_error.mean())
     predicted = predictions(outputs, targets, loss, average, weights)
-    cancellation, its_error = (nan, nan) if predicted is None else _cancellation(*predicted[:2], weights)
-    bias_left, bias_alone = (nan, nan) if predicted is None else _offsets(*predicted, weights)
     return Measures(
         num_members=len(outputs),
         num_examples=outputs.shape[1],
@@ -218,11 +212,8 @@ def measure(
         ensemble_error=ensemble_error,
         diversity=member_error - ensemble_error,
         trivial_error=trivial_error(outputs, targets, loss),
-        bias_share=_bias_share(outputs, targets, loss, average, weights),
-        bias_left=bias_left,
-        bias_alone=bias_alone,
-        cancellation=cancellation,
-        cancellation_error=its_error,
+        bias_share=_bias_share(outputs, targets, loss, average, weights, predicted),
+        **({} if predicted is None else _of_errors(*predicted, weights)),
         **(_of_classes(outputs, targets, average, weights, str(loss)) if loss in CLASS_LOSSES else {}),
     )
 
@@ -235,98 +226,88 @@ def wide(outputs: Tensor) -> Tensor:
     return outputs.detach().to(device, dtype)
 
 
-def predictions(
-    outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor] | None:
+Predicted: TypeAlias = tuple[Tensor, Tensor, Tensor]
+# What members predict of their outputs, by loss.
+_LINKS: Mapping[Loss, Callable[[Tensor], Tensor]] = {
+    **dict.fromkeys(CLASS_LOSSES, partial(torch.softmax, dim=-1)),
+    **{"mse": lambda values: values, "poisson": torch.exp, "sigmoid": torch.sigmoid, "logistic": torch.sigmoid},
+}
+
+
+def predictions(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> Predicted | None:
     """What members predict, `(members, batch, values)`, the targets on the same scale, and the pooled prediction.
 
     Classes are predicted by probabilities. None where the two have no common scale: margins, and losses of the user's.
     """
-    pooled_scores = weighted_mean(outputs, weights)
-    if loss in CLASS_LOSSES:
-        members, truth = outputs.softmax(-1), dense_targets(targets, outputs)
-        pooled = weighted_mean(members, weights) if average == "probs" else pooled_scores.softmax(-1)
-        return members, truth, pooled
-    if loss == "mse":
-        members, truth, pooled = outputs, like_outputs(targets, outputs), pooled_scores
-    elif loss in ("sigmoid", "poisson", "logistic"):
-        link = torch.exp if loss == "poisson" else torch.sigmoid
-        members, truth = link(outputs), like_outputs(targets, outputs)
-        truth = (truth + 1) / 2 if loss == "logistic" else truth
-        by_probs = average == "probs" and loss != "logistic"
-        pooled = weighted_mean(members, weights) if by_probs else link(pooled_scores)
-    else:
+    if loss not in _LINKS:
         return None
+    link = _LINKS[loss]
+    members = link(outputs)
+    truth = (dense_targets if loss in CLASS_LOSSES else like_outputs)(targets, outputs)
+    if loss == "logistic":
+        truth = (truth + 1) / 2
+    by_probs = average == "probs" and loss != "logistic"
+    pooled = weighted_mean(members, weights) if by_probs else link(weighted_mean(outputs, weights))
     return _columns(members, 2), _columns(truth), _columns(pooled)
 
 
 def trivial_error(outputs: Tensor, targets: Tensor, loss: Loss) -> float | None:
     """Return the error of the best constant prediction: what an ensemble must beat to have learned anything."""
-    if loss in CLASS_LOSSES:
-        share = dense_targets(targets, outputs).mean(0)
-        return {
-            "cross_entropy": float(-torch.xlogy(share, share).sum()),
-            "brier": float(1 - share.square().sum()),
-            "zero_one": float(1 - share.max()),
-        }[str(loss)]
     if callable(loss):
         return None
-    values = _columns(like_outputs(targets, outputs))
+    values = dense_targets(targets, outputs) if loss in CLASS_LOSSES else _columns(like_outputs(targets, outputs))
     mean = values.mean(0)
-    if loss == "mse":
-        return float((values - mean).square().sum(1).mean())
-    if loss == "poisson":
-        nll = mean - torch.xlogy(values, mean) + torch.lgamma(values + 1)
-        return float(nll.sum(1).mean())
-    share = mean if loss == "sigmoid" else (mean + 1) / 2
-    if loss == "exponential":
-        return float(2 * (share * (1 - share)).sqrt().sum())
-    return float(-(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)).sum())
+    share = (mean + 1) / 2 if loss in ("logistic", "exponential") else mean
+    of_loss: dict[str, Callable[[], Tensor]] = {
+        "cross_entropy": lambda: -torch.xlogy(share, share).sum(),
+        "brier": lambda: 1 - share.square().sum(),
+        "zero_one": lambda: 1 - share.max(),
+        "mse": lambda: (values - mean).square().sum(1).mean(),
+        "poisson": lambda: (mean - torch.xlogy(values, mean) + torch.lgamma(values + 1)).sum(1).mean(),
+        "exponential": lambda: 2 * (share * (1 - share)).sqrt().sum(),
+        **dict.fromkeys(
+            ("sigmoid", "logistic"), lambda: -(torch.xlogy(share, share) + torch.xlogy(1 - share, 1 - share)).sum()
+        ),
+    }
+    return float(of_loss[loss]())
 
 
 def _columns(values: Tensor, leading: int = 1) -> Tensor:
     return values.flatten(leading) if values.ndim > leading else values[..., None]
 
 
-def _bias_share(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> float:
+def _bias_share(
+    outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None, predicted: Predicted | None
+) -> float:
     """Share of the diversity that constants explain: of what is averaged, by the loss itself where that can be."""
-    if callable(loss) or loss in ELEMENTWISE or (average == "scores" and loss != "zero_one"):
+    if predicted is None or loss in ELEMENTWISE or (average == "scores" and loss != "zero_one"):
         before = decompose(outputs, targets, loss, average, weights).diversity.mean()
         after = decompose(debias(outputs, weights).outputs, targets, loss, average, weights).diversity.mean()
     else:
         # Probabilities less a constant need not be probabilities: their squared distance stands in for the loss.
-        found = predictions(outputs, targets, loss, average, weights)
-        assert found is not None
-        before, after = (variance(own, weights).mean() for own in (found[0], debias(found[0], weights).outputs))
+        members = predicted[0]
+        before, after = (variance(own, weights).mean() for own in (members, debias(members, weights).outputs))
     # Rounding, and losses other than squared error, can leave more than there was.
     return min(1.0, max(0.0, 1 - ratio(float(after), float(before)))) if before > 0 else 0.0
 
 
-def _cancellation(members: Tensor, truth: Tensor, weights: Tensor | None) -> tuple[float, float]:
-    r"""One less the squared error of the average, over what independent errors leave of it, $\sum_j w_j^2 \ell_j$."""
-    shares = shares_of(weights, members)
-    error = members - truth
+def _of_errors(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> dict[str, float]:
+    """Return the numbers that only predictions with distances have: of their mean errors, and of errors that cancel."""
+    shares, error = shares_of(weights, members), members - truth
+    own = shares.square() * error.mean(1).square().sum(-1)
+    whole, alone, total = float((pooled - truth).mean(0).square().sum()), float(own.max()), float(own.sum())
+    found = {"bias_left": ratio(whole, total), "bias_alone": ratio(alone, total)}
     averaged = weighted_mean(error, weights).square().sum(-1)
+    # What independent errors leave of the squared error of the average.
     independent = (shares.square()[:, None] * error.square().sum(-1)).sum(0)
     scale = float(independent.mean())
     # Members that are all right to the last digits have no errors to compare.
     if scale <= 1e-20 * float(truth.square().sum(-1).mean() + 1):
-        return nan, nan
+        return found
     left = float(averaged.mean()) / scale
     deviation = averaged - left * independent
     standard_error = float(deviation.square().mean().sqrt()) / (scale * sqrt(max(len(deviation) - 1, 1)))
-    return 1 - left, standard_error
-
-
-def _offsets(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> tuple[float, float]:
-    own = shares_of(weights, members).square() * (members - truth).mean(1).square().sum(-1)
-    whole = float((pooled - truth).mean(0).square().sum())
-    return ratio(whole, float(own.sum())), ratio(float(own.max()), float(own.sum()))
-
-
-def shares_of(weights: Tensor | None, like: Tensor) -> Tensor:
-    """Return the members' weights, equal ones where none are given."""
-    return like.new_full((len(like),), 1 / len(like)) if weights is None else weights
+    return {**found, "cancellation": 1 - left, "cancellation_error": standard_error}
 
 
 def _of_classes(outputs: Tensor, targets: Tensor, average: str, weights: Tensor | None, loss: str) -> dict[str, Any]:

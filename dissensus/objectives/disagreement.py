@@ -17,7 +17,7 @@ from dissensus._checks import compute_dtype
 from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.arrays import as_tensor
 from dissensus.data.features import CachedFeatures, content_of
-from dissensus.data.sources import Array, Inputs, all_inputs
+from dissensus.data.sources import Array, Inputs
 from dissensus.data.trees import join_rows
 from dissensus.members import View
 from dissensus.objectives.likelihoods import (
@@ -50,8 +50,8 @@ def a2d(probs_m: Probs, probs_l: Probs, eps: float = 1e-9) -> Scores:
         eps: Keeps the logarithm finite. Training uses `a2d_from_logits`, which needs none.
 
     Returns:
-        `(batch,)`, in nats. Reading: 0 when exactly one of the two is certain of the class; $\log 2$ when the first gives it one half,
-        whatever the second says; $-\log\epsilon$ when both are certain of it. Lower means that they disagree more.
+        `(batch,)`, in nats. Reading: 0 when exactly one of the two is certain of the class; $\log 2$ when the first gives it one half;
+        $-\log\epsilon$ when both are certain of it. Lower means that they disagree more.
 
     Example:
         >>> a2d(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.9, 0.1]]))
@@ -60,11 +60,7 @@ def a2d(probs_m: Probs, probs_l: Probs, eps: float = 1e-9) -> Scores:
     References:
         Pagliardini et al., 2023, <https://arxiv.org/abs/2202.04414>.
     """
-    _check_classes(probs_m, probs_l, "probs")
-    if probs_m.shape != probs_l.shape:
-        raise ValueError(
-            f"`probs_m` and `probs_l` must have one shape; got {tuple(probs_m.shape)} and {tuple(probs_l.shape)}."
-        )
+    _check_classes(probs_m, probs_l, "probs", same=probs_m.shape == probs_l.shape)
     chosen = probs_m.argmax(-1, keepdim=True)
     said_m, said_l = (probs.gather(-1, chosen).squeeze(-1) for probs in (probs_m, probs_l))
     return -torch.log(said_m * (1 - said_l) + said_l * (1 - said_m) + eps)
@@ -80,8 +76,8 @@ def a2d_from_logits(logits_m: Tensor, logits_l: Tensor, orientation: Orientation
         orientation: Who names the class: the `"first"` member, the `"second"`, or `"both"`, which is the sum of the two forms.
 
     Returns:
-        `(..., batch)`, in nats. Reading: as `a2d`, but two members that are both certain of a class get a value that grows with how certain
-        they are, and a gradient that points apart, however saturated their logits.
+        `(..., batch)`, in nats. Reading: as `a2d`, but of two members certain of one class it grows with how certain they are, and its
+        gradient points apart, however saturated their logits.
 
     Example:
         >>> one_hot = torch.tensor([[200.0, 0.0]])
@@ -93,13 +89,11 @@ def a2d_from_logits(logits_m: Tensor, logits_l: Tensor, orientation: Orientation
     return pair_term("a2d", orientation)(log_m, log_l)
 
 
-def _check_classes(first: Tensor, second: Tensor, name: str) -> None:
+def _check_classes(first: Tensor, second: Tensor, name: str, same: bool = True) -> None:
     real = first.is_floating_point() and second.is_floating_point()
-    if not real or not first.ndim or not second.ndim or first.shape[-1] != second.shape[-1]:
-        raise ValueError(
-            f"`{name}_m` and `{name}_l` must be real numbers with the same classes on the last axis; got {first.dtype} "
-            f"{tuple(first.shape)} and {second.dtype} {tuple(second.shape)}."
-        )
+    if not real or not same or not first.ndim or not second.ndim or first.shape[-1] != second.shape[-1]:
+        came = " and ".join(f"{each.dtype} {tuple(each.shape)}" for each in (first, second))
+        raise ValueError(f"`{name}_m` and `{name}_l` must be real numbers of one shape, classes last; got {came}.")
 
 
 def _a2d(log_probs_m: Tensor, log_probs_l: Tensor) -> Tensor:
@@ -107,13 +101,9 @@ def _a2d(log_probs_m: Tensor, log_probs_l: Tensor) -> Tensor:
     classes = torch.arange(log_probs_m.shape[-1], device=log_probs_m.device)
     chosen = classes == log_probs_m.argmax(-1, keepdim=True)
     said_m, said_l = (torch.where(chosen, each, 0.0).sum(-1) for each in (log_probs_m, log_probs_l))
-    denied_m, denied_l = (_log_rest(each, chosen) for each in (log_probs_m, log_probs_l))
+    # log(1 - p) as the sum of the others: 1 - p itself rounds to 0 near certainty.
+    denied_m, denied_l = (torch.where(chosen, -torch.inf, each).logsumexp(-1) for each in (log_probs_m, log_probs_l))
     return -torch.logaddexp(said_m + denied_l, said_l + denied_m)
-
-
-def _log_rest(log_probs: Tensor, chosen: Tensor) -> Tensor:
-    """Return log(1 - p) of the chosen class, as the sum of the others: 1 - p itself rounds to 0 near certainty."""
-    return torch.where(chosen, float("-inf"), log_probs).logsumexp(-1)
 
 
 def _negative_kl(log_probs_m: Tensor, log_probs_l: Tensor) -> Tensor:
@@ -134,19 +124,16 @@ PAIR_TERMS: Mapping[str, PairTerm] = MappingProxyType(
 )
 """Name to function of the log-probabilities of two members, `(..., batch, classes)` each, to `(..., batch)`.
 
-All are to be made small: lower means that the two predictions differ more. `"a2d"` is `a2d_from_logits` (from 0 up), `"kl"`
-minus the divergence of the second from the first (without a lower bound), `"jensen_shannon"` minus that divergence (from -log 2
-to 0), `"cosine"` the cosine of the two probability vectors (from 0 to 1).
+Lower: the two predictions differ more. `"a2d"` is `a2d_from_logits` (from 0 up), `"kl"` minus the divergence of the second from the first
+(without a lower bound), `"jensen_shannon"` minus that (from -log 2 to 0), `"cosine"` that of the two probability vectors (from 0 to 1).
 """
 
 
 def pair_term(regulariser: str | PairTerm, orientation: Orientation = "first") -> PairTerm:
     """Return the pair term of this name, or the function itself, with its arguments as they are, exchanged, or both ways summed."""
     if not callable(regulariser) and regulariser not in PAIR_TERMS:
-        raise ValueError(
-            f"`regulariser` must be one of {', '.join([*PAIR_TERMS, 'divdis'])}, or a function of two members' "
-            f"log-probabilities; got {regulariser!r}."
-        )
+        names = ", ".join([*PAIR_TERMS, "divdis"])
+        raise ValueError(f"`regulariser` must be one of {names}, or a function; got {regulariser!r}.")
     term = regulariser if callable(regulariser) else PAIR_TERMS[regulariser]
     if orientation == "first":
         return term
@@ -176,8 +163,8 @@ def divdis(probs: MemberLogits, prior: Tensor | None = None, weights: Tensor | N
 
     Returns:
         Scalar, in nats. Reading: lower means more different answers. The first part is the mutual information of two members' answers over
-        the batch: 0 for independent answers, their entropy (at most $\log C$) for certain members that are copies; a small batch of many
-        classes overstates it. The second part keeps members from becoming independent by all saying the same.
+        the batch: 0 for independent answers, their entropy (at most $\log C$) for certain copies; a small batch of many classes overstates
+        it. The second keeps members from becoming independent by all saying the same.
 
     Example:
         >>> copies = torch.eye(4).expand(2, 4, 4)  # two members, each certain of another class on each input
@@ -188,9 +175,7 @@ def divdis(probs: MemberLogits, prior: Tensor | None = None, weights: Tensor | N
         Lee et al., 2023, <https://arxiv.org/abs/2202.03418>.
     """
     if probs.ndim != 3 or len(probs) < 2:
-        raise ValueError(
-            f"`probs` must be shaped (members, batch, classes) with two members or more; got {tuple(probs.shape)}."
-        )
+        raise ValueError(f"`probs` must be (members, batch, classes), two members or more; got {tuple(probs.shape)}.")
     for name, given, size in (("prior", prior, probs.shape[2]), ("weights", weights, probs.shape[1])):
         if given is not None and given.shape != (size,):
             raise ValueError(f"`{name}` must be shaped ({size},); got {tuple(given.shape)}.")
@@ -217,10 +202,7 @@ def _negative_entropy(probs: Tensor) -> Tensor:
 
 
 class _MeanNegativeJointEntropy(torch.autograd.Function):
-    """Sum of J log J over the joint table J of two members' answers, averaged over pairs of members.
-
-    Tables, classes by classes, are made one at a time and again for the gradient, so that one is in memory instead of one a pair.
-    """
+    """Sum of J log J over the joint table J of two members' answers, averaged over pairs; one table a time is in memory."""
 
     @staticmethod
     def forward(ctx: Any, probs: Tensor, share: Tensor) -> Tensor:
@@ -294,10 +276,7 @@ class DrawsMembers(Objective):
         return torch.stack(chosen)
 
     def scale(self, step: Step, outputs: Tensor, members: View | None) -> float:
-        """Return by what a sum over drawn members is multiplied to estimate that over all: M/A.
-
-        Members that share their parameters train on the mean over those drawn: 1.
-        """
+        """Return by what a sum over drawn members is multiplied: M/A to estimate that over all; 1 where they share their parameters."""
         shared = members is not None and members.members.loss_over_members == "mean"
         return 1.0 if shared else len(step.member_keys) / len(outputs)
 
@@ -324,12 +303,10 @@ class Disagree(DrawsMembers):
 
     $$M\left[\frac1A \sum_{m \in I} \mathrm{CE}_m(x, y) + \lambda\, R\big(p^m(x') : m \in I\big)\right]$$
 
-    with I all M members, or the A drawn for the step, and R the mean of a pair term over pairs of them and inputs x', or `divdis`. The
-    factor M is that of `LossGuided`.
+    with I all M members, or the A drawn for the step, and R the mean of a pair term over pairs of them and inputs x', or `divdis`.
 
-    With `sequential=True` members are trained one after another, each for the same share of the run, against all before it (anchored
-    networks with each of their references), which are frozen in evaluation mode. The schedule goes over the whole run; give a function
-    of (epoch, epochs) to start it again for each member.
+    With `sequential=True` members are trained one after another, each for the same share of the run, against all before it, frozen. The
+    schedule goes over the whole run; give a function of (epoch, epochs) to start it again for each member.
 
     Args:
         ood_data: Inputs to disagree on; or give them to `fit` as `unlabelled`.
@@ -343,8 +320,7 @@ class Disagree(DrawsMembers):
         class_weights: As in `LossGuided`.
         batch_norm: What BatchNorm does with x'. `"mix"`: x and x' are one batch. `"eval"`: it takes its running statistics on x', as in
             use, and leaves them alone. `"train"`: x' is a batch of its own. `"mix"` and `"train"` update running statistics, and
-            `regulariser_in_use` reports the term as in evaluation. In short runs of a small network `"eval"` cost 15 points of accuracy at
-            strength 0.3 where `"mix"` cost 0 to 4, for the same disagreement.
+            `regulariser_in_use` reports the term as in evaluation.
     """
 
     ood_data: Inputs | tuple[Array, Array] | None = field(default=None, repr=False, compare=False)
@@ -362,23 +338,11 @@ class Disagree(DrawsMembers):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sequential and (self.active is not None or self.regulariser == "divdis"):
-            raise ValueError(
-                "sequential=True trains one member at a time against pairs with the earlier ones. "
-                "Leave `active` out, and use a pair term such as 'a2d'."
-            )
+            raise ValueError("sequential=True trains one member at a time: no `active`, and a pair term, not 'divdis'.")
 
-    def stream_data(self) -> Mapping[str, Tensor]:
+    def stream_data(self) -> Mapping[str, Any]:
         """Return the inputs to disagree on, if they came with the objective."""
-        if self.ood_data is None:
-            return {}
-        inputs = all_inputs(self.ood_data, "ood_data")
-        if len(inputs) == 0:
-            raise ValueError("`ood_data` must have inputs to disagree on; it is empty.")
-        return {"unlabelled": inputs}
-
-    def side_data(self) -> Mapping[str, object]:
-        """Return the inputs to disagree on."""
-        return {"unlabelled": self.ood_data}
+        return {} if self.ood_data is None else {"unlabelled": self.ood_data}
 
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """Draw members, or take the one whose turn it is."""
@@ -386,7 +350,7 @@ class Disagree(DrawsMembers):
             return super().pick(step, num_members)
         if step.total < num_members:
             raise ValueError(
-                f"sequential=True trains one member after another; got {step.total} steps for {num_members} members. Train longer."
+                f"sequential=True trains members in turn; got {step.total} steps for {num_members} members."
             )
         return (step.index * num_members // step.total).clamp(max=num_members - 1).reshape(1)
 
@@ -428,10 +392,7 @@ class Disagree(DrawsMembers):
     def _against_earlier(self, members: View, elsewhere: Tensor, inputs: Any) -> Tensor:
         """Return the pair term with each earlier member, averaged; 0 for the first member."""
         if members.rows is None or not members.members.separate:
-            raise ValueError(
-                "sequential=True freezes earlier members, so members must own their parameters, as those of a DeepEnsemble "
-                "do. Leave it out."
-            )
+            raise ValueError("sequential=True freezes earlier members; they must own their parameters (DeepEnsemble).")
         everyone = members.whole
         with everyone.evaluating():
             frozen = full(everyone(inputs)).log_softmax(-1)
@@ -459,11 +420,8 @@ def low_confidence(logits: Array, threshold: float = 0.2, labels: Array | None =
     """
     logits = as_tensor(logits, "logits")
     if logits.ndim != 2:
-        raise ValueError(
-            f"`logits` must be those of one model, (batch, classes); got shape {tuple(logits.shape)}. Of an ensemble pass one member's, "
-            "`logits[0]`, or their mean."
-        )
-    probs = full(logits.float() if not logits.is_floating_point() else logits).softmax(-1)
+        raise ValueError(f"`logits` must be of one model, (batch, classes): `logits[0]`; got {tuple(logits.shape)}.")
+    probs = logits.to(compute_dtype(logits)).softmax(-1)
     if labels is None:
         return probs.amax(-1) < threshold
     return probs.gather(-1, class_labels(as_tensor(labels, "labels"), logits[None])[:, None]).squeeze(-1) < threshold
@@ -493,20 +451,13 @@ def two_stage(
     """
     unsure = low_confidence(logits, threshold)
     if len(unsure) != len(x):
-        raise ValueError(
-            f"`logits` must have a row for each training input; got {len(unsure)} rows for {len(x)} inputs. Predict on the same data."
-        )
-    if bool(unsure.all()) or not bool(unsure.any()):
-        raise ValueError(
-            f"The threshold must split the data; {int(unsure.sum())} of {len(unsure)} examples have a confidence below "
-            f"{threshold:g}. Choose another."
-        )
+        raise ValueError(f"`logits` must have a row for each input; got {len(unsure)} rows for {len(x)} inputs.")
+    if (count := int(unsure.sum())) in (0, len(x)):
+        raise ValueError(f"The threshold must split the data; {count} of {len(x)} examples are below {threshold:g}.")
     if isinstance(x, CachedFeatures):
         return _some_rows(x, y, ~unsure), Disagree(_some_rows(x, y, unsure), **options)
     if y is None:
-        raise ValueError(
-            "`y` must be the class indices of the training inputs; got None, which only cached features may have."
-        )
+        raise ValueError("`y` must be the class indices of the inputs; got None, which only cached features may have.")
     x, y = as_tensor(x, "x"), as_tensor(y, "y")
     return (x[~unsure], y[~unsure]), Disagree(x[unsure], **options)
 
@@ -514,9 +465,7 @@ def two_stage(
 def _some_rows(data: CachedFeatures, y: Array | None, chosen: Tensor) -> CachedFeatures:
     """Return chosen rows of features of one pass, in memory, as features of the same backbone."""
     if data.passes > 1:
-        raise ValueError(
-            f"Features can be split where they are of one pass; these are of {data.passes}. Cache them again with passes=1."
-        )
+        raise ValueError(f"Features can be split if cached with passes=1; these are of {data.passes} passes.")
     labels = data.targets if y is None else as_tensor(y, "y")
     rows = data.features[chosen if isinstance(data.features, Tensor) else chosen.numpy()]
     features = rows if isinstance(rows, Tensor) else torch.from_numpy(rows)

@@ -20,7 +20,6 @@ from dissensus.objectives.losses import (
     errors,
     event_sum,
     events,
-    in_logs,
     log_mixture,
     majority_vote,
     matching_weights,
@@ -59,7 +58,7 @@ def decompose(
     $$\underbrace{L(\bar f, y)}_{\mathrm{ERR}} =
       \underbrace{\textstyle\sum_j w_j L(f_j, y)}_{\overline{\mathrm{ERR}}} - \mathrm{DIV}$$
 
-    Several outputs of one example add up. Here target values are checked, which waits for the device; `joint_loss` does not.
+    Several outputs of one example add up. Target values are checked, which waits for the device.
 
     Args:
         outputs: Member outputs, `(members, batch, ...)`; class logits on the last axis.
@@ -73,10 +72,9 @@ def decompose(
         label_smoothing: Share of the target spread evenly over the classes (cross_entropy and brier).
 
     Returns:
-        A `Decomposition` of three `(batch,)` tensors, in nats for the likelihood losses, differentiable. Reading: diversity is what
-        averaging gains over the average member. It is never negative where the loss is convex in what is averaged; far above the ensemble
-        error it says that members cancel each other rather than know different things. In float32 a diversity much smaller than the
-        errors loses digits: `diversity_closed_form` keeps them.
+        A `Decomposition`, `(batch,)` each, in nats for the likelihood losses, differentiable. Reading: diversity is what averaging gains
+        over the average member, never negative where the loss is convex in what is averaged; far above the ensemble error members cancel
+        each other. Much smaller than the errors it loses digits, which `diversity_closed_form` keeps.
 
     Example:
         >>> d = decompose(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0]), loss="mse")
@@ -97,12 +95,7 @@ def decompose(
 
 @dataclass(frozen=True, eq=False)
 class Debiased:
-    """Member outputs without each member's constant offset.
-
-    Attributes:
-        outputs: The debiased outputs, `(members, batch, ...)`; their average is the average of the originals.
-        bias: What was taken from each member, `(members, ...)`; its average over the members is zero.
-    """
+    """Member outputs without each member's constant offset, `(members, batch, ...)`, and the offsets, `(members, ...)`, of average zero."""
 
     outputs: Tensor
     bias: Tensor
@@ -115,13 +108,12 @@ def debias(outputs: MemberOutputs, weights: Tensor | None = None) -> Debiased:
     $$b_j = \frac1N\sum_i \left(f_j(x_i) - \bar f(x_i)\right), \qquad f_j - b_j$$
 
     Args:
-        outputs: Member outputs on the whole set looked at, `(members, batch, ...)`. The offsets are means over that set, so they use the
-            inputs to be predicted (never their targets).
+        outputs: Member outputs on the whole set looked at, `(members, batch, ...)`; the offsets are means over it.
         weights: Non-negative member weights with sum 1, `(members,)`; `None` is uniform.
 
     Returns:
-        A `Debiased` with the outputs and the offsets. Reading: of all constants that leave the ensemble as it is, these take away the most
-        squared-error diversity, exactly $\sum_j w_j \lVert b_j\rVert^2$. A large share means members that are shifted, not that differ.
+        A `Debiased`. Reading: of all constants that leave the ensemble as it is, these take away the most squared-error diversity, exactly
+        $\sum_j w_j \lVert b_j\rVert^2$. A large share means members that are shifted, not that differ.
 
     Example:
         >>> debiased = debias(torch.tensor([[5.0, 6.0], [1.0, 2.0]]))
@@ -155,9 +147,7 @@ def _check_target_values(targets: Tensor, loss: Loss) -> None:
         # Loose enough for rows stored in bfloat16.
         normalised = (targets.float().sum(-1) - 1).abs() < 1e-2
         if not bool(normalised.all() & (targets >= 0).all()):
-            raise ValueError(
-                "Soft `targets` must be non-negative and sum to 1 over the classes; these do not. Normalise each row."
-            )
+            raise ValueError("Soft `targets` must be non-negative and sum to 1 over the classes; these do not.")
 
 
 @checked
@@ -190,10 +180,7 @@ def diversity_closed_form(
     if loss == "logistic" or (loss in EVENT_LOSSES and average == "scores"):
         return _divergence_from_pool(outputs, loss, weights)
     if loss not in (*EVENT_LOSSES, "zero_one"):
-        raise ValueError(
-            f"There is no closed form for loss {loss!r} with average {average!r}. "
-            "Use `decompose`, and `hessian_diversity` to check it."
-        )
+        raise ValueError(f"There is no closed form for loss {loss!r} with average {average!r}. Use `decompose`.")
     if targets is None:
         raise ValueError(f"`targets` are needed for the diversity of {loss} here; got None. Pass the labels.")
     if loss == "zero_one":
@@ -219,9 +206,8 @@ def hessian_diversity(
     $$\mathrm{DIV} = \sum_j w_j \int_0^1 (1-t)\; d_j^\top H(\bar f + t d_j)\, d_j \,\mathrm{d}t,
       \qquad d_j = f_j - \bar f$$
 
-    Taylor's theorem has it with one unknown point per member, $\tfrac12 d_j^\top H(\bar f + c_j d_j) d_j$; this integral is the same
-    remainder without an unknown, here by Gauss-Legendre quadrature with so many `nodes`. Other arguments are those of `decompose`; the
-    loss of an example must not depend on others.
+    The integral, Taylor's remainder, is taken by Gauss-Legendre quadrature with so many `nodes`. Other arguments are those of `decompose`;
+    the loss of an example must not depend on others.
 
     Returns:
         `(batch,)`. Reading: equal to `decompose(...).diversity`; a check, not a fast path. Nearly singular curvature (a probability
@@ -233,14 +219,12 @@ def hessian_diversity(
         4.0
     """
     outputs, weights = _prepared(outputs, loss, average, weights, label_smoothing)
-    nodes = whole_number("nodes", nodes, 1)
     values, judge = _smooth(outputs, targets, loss, average, label_smoothing)
-    abscissae, quadrature = np.polynomial.legendre.leggauss(nodes)
+    abscissae, quadrature = np.polynomial.legendre.leggauss(whole_number("nodes", nodes, 1))
     # From [-1, 1] to [0, 1]; half the interval is also half of each quadrature weight.
-    times = (abscissae + 1) / 2
     remainder = sum(
         float(weight / 2 * (1 - time)) * _curvature(values, judge, weights, float(time))
-        for time, weight in zip(times, quadrature, strict=True)
+        for time, weight in zip((abscissae + 1) / 2, quadrature, strict=True)
     )
     return weighted_mean(torch.as_tensor(remainder), weights)
 
@@ -262,8 +246,7 @@ def second_order_diversity(
 
     Returns:
         `(batch,)`, differentiable. Reading: equal to diversity for mse and for brier on averaged probabilities, close to it elsewhere while
-        members are close. Members far apart make it arbitrarily wrong: it grows with the square of the distance where most losses grow
-        linearly.
+        members are close, and arbitrarily far off where they are not.
 
     Example:
         >>> second_order_diversity(torch.tensor([[0.5], [-0.5]]), torch.tensor([1.0]), loss="logistic")
@@ -328,7 +311,9 @@ def _smooth(
     if loss == "zero_one":
         raise ValueError("The zero_one loss has no second derivative. Use `decompose` or `diversity_closed_form`.")
     values, judge = averaged(outputs, targets, loss, average, label_smoothing)
-    return (values.exp(), lambda probs: judge(probs.log())) if in_logs(loss, average) else (values, judge)
+    if loss in EVENT_LOSSES and average == "probs":
+        return values.exp(), lambda probs: judge(probs.log())
+    return values, judge
 
 
 def _curvature(values: Tensor, judge: Callable[[Tensor], Tensor], weights: Tensor | None, time: float) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.sources import class_targets
 from dissensus.members import View
 from dissensus.members.members import Keys
-from dissensus.objectives.adversarial import VirtualAdversarial
+from dissensus.objectives.adversarial import Adversarial
 from dissensus.objectives.likelihoods import full
-from dissensus.objectives.objective import BatchNorm, NormPenalty, Objective, OutputObjective, Parts, Step, Wrapper
+from dissensus.objectives.objective import BatchNorm, Objective, OutputObjective, Parts, Step, Wrapper
 from dissensus.randomness import Noise, seeded
 
 if TYPE_CHECKING:
@@ -39,9 +39,8 @@ def uniform_cross_entropy(logits: Tensor) -> Tensor:
         1.3863
     """
     if not logits.is_floating_point() or not logits.ndim:
-        raise ValueError(
-            f"`logits` must be floating point, (..., classes); got {logits.dtype} shaped {tuple(logits.shape)}."
-        )
+        came = f"got {logits.dtype} shaped {tuple(logits.shape)}."
+        raise ValueError(f"`logits` must be floating point, (..., classes); {came}")
     logits = full(logits)
     return logits.logsumexp(-1) - logits.mean(-1)
 
@@ -76,11 +75,8 @@ def drawn_factor(x: Tensor, rank: int) -> Tensor:
 
 
 def tail_radius(noise: Noise, count: int, draws: int, dimensions: int) -> Tensor:
-    """Return how far the farthest of `draws` standard normal vectors is from zero, `(..., count)`.
-
-    Length and direction of a normal vector are independent, so the largest length can be drawn at once (by Wilson and Hilferty's
-    approximation of a sum of squares, good to 2 %): neither time nor memory depends on `draws`.
-    """
+    """Return how far the farthest of `draws` standard normal vectors is from zero, `(..., count)`, in time independent of `draws`."""
+    # The largest length, by Wilson and Hilferty's approximation of a sum of squares (good to 2 %).
     # The middle of the cell that each draw stands for: never 0 and never 1.
     chances = noise.uniform(count).double() + 2.0**-25
     largest = torch.special.ndtri(chances ** (1 / draws))
@@ -132,9 +128,6 @@ def _ridge(variances: Tensor) -> Tensor:
 
 
 Law = Literal["diagonal", "full", "low_rank", "outputs", "features"]
-Tails = Literal["drawn", "real"]
-Statistics = Literal["batch", "training"]
-
 # Laws of what the network makes of residuals, not of residuals themselves.
 _OF_THE_NETWORK = ("outputs", "features")
 # Laws whose draws are combinations of directions: rows of a factor of the covariance.
@@ -148,9 +141,8 @@ class HardDelta(Wrapper):
 
     $$\ell + w\,\frac1n\sum_t \Big(\log\sum_c e^{z_c} - \frac1C\sum_c z_c\Big),\qquad z = F([0, 0 - t])$$
 
-    The law is a normal one of mean zero: inputs and references of one law with covariance $\Sigma$ leave residuals of covariance
-    $2\Sigma$. t takes no gradient. In many dimensions a normal law hardly has tails, so there are other ways to find some: `law`, `tails`,
-    `radius`.
+    The law is a normal one of mean zero: inputs and references of covariance $\Sigma$ leave residuals of covariance $2\Sigma$. t takes no
+    gradient. In many dimensions a normal law hardly has tails, so there are other ways to find some: `law`, `tails`, `radius`.
 
     Args:
         inner: What is minimised besides.
@@ -177,36 +169,27 @@ class HardDelta(Wrapper):
 
     weight: float = 0.1
     law: Law = "diagonal"
-    tails: Tails = "drawn"
+    tails: Literal["drawn", "real"] = "drawn"
     draws: int | None = None
     radius: float = 1.0
     rank: int = 16
     samples: int | None = None
     warm_up: float = 0.1
-    statistics: Statistics = "batch"
+    statistics: Literal["batch", "training"] = "batch"
     batch_norm: BatchNorm = "eval"
     measured: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.inner.likelihood.kind != "classes":
-            raise ValueError(
-                f"HardDelta asks for uniform class probabilities; the loss is {self.inner.likelihood.name!r}. Use it for "
-                "classification."
-            )
-        if self.law in _WITH_FACTOR and self.tails == "real":
-            raise ValueError(
-                f"Under law={self.law!r} of a batch every residual of that batch is about as far out as any other, so none is a "
-                "tail. Use another law with tails='real'."
-            )
+            raise ValueError(f"HardDelta is for classification; the loss is {self.inner.likelihood.name!r}.")
+        law, real = f"law={self.law!r}", self.tails == "real"
+        if real and self.law in _WITH_FACTOR:
+            why = "every residual of a batch is about as far out as any other"
+            raise ValueError(f"Under {law} {why}, so none is a tail. Use another law with tails='real'.")
         if self.law in _OF_THE_NETWORK and self.samples is not None:
-            raise ValueError(
-                f"law={self.law!r} keeps one candidate in `draws`; leave `samples` out and change `draws`."
-            )
-        if self.law in _OF_THE_NETWORK and self.tails == "real" and self.statistics == "training":
-            raise ValueError(
-                f"law={self.law!r} with tails='real' is measured on each batch: what the network makes of residuals changes with its "
-                "weights, and no candidate is drawn. Leave `statistics` out, or draw candidates with tails='drawn'."
-            )
+            raise ValueError(f"{law} keeps one candidate in `draws`; leave `samples` out and change `draws`.")
+        if real and self.law in _OF_THE_NETWORK and self.statistics == "training":
+            raise ValueError(f"{law} with tails='real' is measured on each batch; leave `statistics` out.")
         for name in ("draws", "rank", "samples"):
             if (count := getattr(self, name)) is not None:
                 whole_number(name, count, 1)
@@ -220,10 +203,9 @@ class HardDelta(Wrapper):
         # Many cost nothing where they are not made; under a law of the network they are a batch's.
         return self.draws or (8 if self.law in _OF_THE_NETWORK else 1000)
 
-    def prepare(self, x: Any) -> Objective:
+    def prepare(self, x: Any) -> Self:
         """Measure the law on all training inputs where that is wanted."""
         prepared = super().prepare(x)
-        assert isinstance(prepared, HardDelta)
         if self.statistics == "batch" or self.measured is not None:
             return prepared
         if self.law in _WITH_FACTOR:
@@ -303,29 +285,25 @@ class HardDelta(Wrapper):
 @checked
 @dataclass(frozen=True)
 class MaskedUniform(Wrapper):
-    """Give the uniform target to examples whose reference is masked: of the residual alone nothing should be said.
-
-    Without it masked examples keep their labels, and the network learns to do without the reference.
+    """Give the uniform target to examples whose reference is masked, which keep their labels otherwise.
 
     Args:
-        inner: An objective on the outputs of class logits that neither compares members nor runs them itself, such as `Independent`.
-            `NormPenalty`, `VirtualAdversarial` and `HardDelta` go around it.
+        inner: An objective on class logits that neither compares members nor runs them, such as `Independent`; others go around it.
     """
 
     def __post_init__(self) -> None:
         name = type(self.inner).__name__
-        if isinstance(self.inner, _AROUND):
-            raise ValueError(
-                f"MaskedUniform goes inside of {name}, right around the loss: {name}(MaskedUniform(Independent()), ...)."
-            )
+        if isinstance(self.inner, Wrapper) and not isinstance(self.inner, Adversarial):
+            raise ValueError(f"MaskedUniform goes inside of {name}: {name}(MaskedUniform(Independent()), ...).")
         if self.inner.couples or not isinstance(self.inner, OutputObjective):
             why = "compares networks on common ones" if self.inner.couples else "runs networks itself"
-            raise ValueError(
-                f"MaskedUniform gives each network targets of its own, and {name} {why}. Take an objective that judges each one's outputs "
-                "by itself, such as Independent(), or keep the labels: masked_target='label'."
-            )
+            raise ValueError(f"MaskedUniform gives each network its own targets; {name} {why}. Take Independent().")
         if self.inner.likelihood.kind != "classes":
             raise ValueError(f"MaskedUniform gives uniform class targets; the loss is {self.inner.likelihood.name!r}.")
+
+    def uniform_where_masked(self) -> Objective:
+        """It is so already."""
+        return self
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss for these targets."""
@@ -338,27 +316,12 @@ class MaskedUniform(Wrapper):
         return self.inner.on_outputs_of(members, outputs, targets, step)
 
 
-# Wrappers that have their inner objective judge the batch as it is, and add to that.
-_AROUND = (HardDelta, NormPenalty, VirtualAdversarial)
-
-
-def uniform_where_masked(objective: Objective) -> Objective:
-    """Return an objective that gives masked examples the uniform target, whatever is around it."""
-    if isinstance(objective, MaskedUniform):
-        return objective
-    if isinstance(objective, _AROUND):
-        return replace(objective, inner=uniform_where_masked(objective.inner))
-    return MaskedUniform(objective)  # refuses what it cannot wrap
-
-
 def _anchored(members: View, objective: Objective) -> "Anchored":
     from dissensus.members import Anchored
 
     if not isinstance(members.members, Anchored):
-        raise ValueError(
-            f"{type(objective).__name__} is for anchored networks, ds.Anchored(net, references); got a "
-            f"{type(members.members).__name__}."
-        )
+        name, came = type(objective).__name__, type(members.members).__name__
+        raise ValueError(f"{name} is for anchored networks, ds.Anchored(net, references); got a {came}.")
     return members.members
 
 

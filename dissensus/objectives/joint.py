@@ -41,13 +41,11 @@ def joint_loss(
     $$L^\beta = \overline{\mathrm{ERR}} - \beta\,\mathrm{DIV}
       = (1-\beta)\,\overline{\mathrm{ERR}} + \beta\,\mathrm{ERR}$$
 
-    `beta` is a number in [0, 1], or a scalar tensor, which is not looked at (so that nothing waits for the device);
-    `allow_unbounded` runs with `beta > 1` although the objective then has no minimum. Other arguments are those of `decompose`; of
-    `weights` on an accelerator only the shape is checked.
+    `beta` is a number in [0, 1] (above it only with `allow_unbounded`), or a scalar tensor, which is not looked at. Other arguments are
+    those of `decompose`; of `weights` on an accelerator only the shape is checked.
 
     Returns:
-        Scalar, mean over the batch. Reading: lower is better. Near `beta=1` members collude: they err in ways that cancel on the
-        training data only. Start at 0, and watch the diversity if you go up.
+        Scalar, mean over the batch. Reading: lower is better. Near `beta=1` members collude: their errors cancel on the training data only.
 
     Example:
         >>> outputs, targets = torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0])
@@ -66,9 +64,8 @@ def joint_loss(
 
 
 UNBOUNDED = (
-    "Above beta = 1 the loss is not bounded from below (theorem 5.1 of Jeffares et al., 2023): members that move apart while their average "
-    "stays put raise the member error without end, and (1 - beta) times it falls without end. Use less, or pass `allow_unbounded=True` to "
-    "see it happen."
+    "Above beta = 1 the loss has no minimum (theorem 5.1 of Jeffares et al., 2023): members can move apart without end while their average "
+    "stays put. Use less, or pass `allow_unbounded=True`."
 )
 
 
@@ -110,12 +107,11 @@ def negative_correlation_loss(
 
     $$\frac1M\sum_i \lVert f_i - y\rVert^2 + \lambda\, p$$
 
-    Exactly `joint_loss(..., beta=strength, loss="mse")`, whose arguments it has, whether the mean inside the penalty carries gradients or
-    not. The literature's other parameter, with a member's gradient through its own penalty only, is $\gamma = \lambda M / (2 (M-1))$.
+    Exactly `joint_loss(..., beta=strength, loss="mse")`, whose arguments it has. The literature's other parameter, with a member's gradient
+    through its own penalty only, is $\gamma = \lambda M / (2 (M-1))$.
 
     Returns:
-        Scalar, mean over the batch. Reading: lower is better. A member's gradient is $\tfrac2M[(f_i - y) - \lambda (f_i - \bar f)]$; at
-        strength 1 it sees the ensemble's error only.
+        Scalar, mean over the batch. Reading: lower is better; at strength 1 members see the ensemble's error only.
 
     Example:
         >>> negative_correlation_loss(torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0]), strength=0.5)
@@ -148,12 +144,11 @@ def generalised_negative_correlation_loss(
       \qquad d_i = f_i - \bar f$$
 
     in the mode "second_order" (published as the exact form, which it is for squared error); the mode "upper" is
-    `joint_loss(..., beta=strength)`, with the diversity itself in place of its second-order part. All else is as in `joint_loss`.
+    `joint_loss(..., beta=strength)`. All else is as in `joint_loss`.
 
     Returns:
-        Scalar, mean over the batch. Reading: lower is better; with "second_order" comparable only while members are close. There
-        score-averaged cross-entropy, sigmoid and logistic losses have no minimum for *any* positive strength, because members that move
-        apart pay linearly and are paid quadratically; `second_order_gap` says how far off it is.
+        Scalar, mean over the batch. Reading: lower is better; with "second_order" comparable only while members are close, and without a
+        minimum on averaged scores (docs/joint_terms.md); `second_order_gap` says how far off it is.
 
     Example:
         >>> outputs, targets = torch.tensor([[3.0], [-1.0]]), torch.tensor([1.0])
@@ -221,8 +216,7 @@ def gradient_adjusted_loss(
         allow_unbounded: Run a detached others-only target with `step > members - 1` although it then acts as a `beta` above 1.
 
     Returns:
-        Scalar, mean over the batch. Reading: 0 when every member hits its own moved target. To compare with `joint_loss` divide the
-        learning rate by the factor.
+        Scalar, mean over the batch. Reading: 0 when every member hits its own moved target.
 
     Example:
         >>> outputs, targets = torch.tensor([[[3.0]], [[0.0]]]), torch.tensor([[1.0]])
@@ -236,13 +230,11 @@ def gradient_adjusted_loss(
     if others_only:
         _check_others(num_members)
     if not isinstance(step, Tensor):
-        _check_step(step)
+        real_number("step", step)
         if others_only and detach and step > num_members - 1 and not allow_unbounded:
             beta = beta_from_step(step, num_members, others_only, detach)
-            raise ValueError(
-                f"`step` must be at most members - 1 = {num_members - 1} for a detached target from the "
-                f"others; got {step:g}, which acts as beta = {beta:g}. {UNBOUNDED}"
-            )
+            most = f"at most members - 1 = {num_members - 1} for a detached target from the others"
+            raise ValueError(f"`step` must be {most}; got {step:g}, which acts as beta = {beta:g}. {UNBOUNDED}")
     outputs = outputs.to(compute_dtype(outputs))
     targets = like_outputs(targets, outputs)
     consulted = outputs.mean(0)
@@ -266,8 +258,8 @@ def beta_from_step(
     | detached | $\frac{\alpha}{1+\alpha}$ | $\frac{\alpha M}{(M-1)(1+\alpha)}$ |
 
     Returns:
-        The equivalent `beta`. Reading: 0 is independent training, 1 joint training. With the other members only and attached it rises to 1
-        at `step = members - 1` and falls again beyond; detached it goes on above 1, where the objective has no minimum.
+        The equivalent `beta`. Reading: 0 is independent training, 1 joint training. With the other members only and attached it is 1 at
+        `step = members - 1` and falls again beyond; detached it goes on above 1.
 
     Example:
         >>> beta_from_step(1.0), beta_from_step(1.0, detach=True)
@@ -275,7 +267,7 @@ def beta_from_step(
         >>> beta_from_step(1.0, num_members=2, others_only=True)
         1.0
     """
-    _check_step(step)
+    real_number("step", step)
     if not others_only:
         return step / (1 + step) if detach else 1 - 1 / (1 + step) ** 2
     others = _check_others(num_members)
@@ -293,8 +285,7 @@ def step_from_beta(
     For an attached target from the other members two steps give the same `beta`; the smaller one, at most `members - 1`, is returned.
 
     Returns:
-        The step. Reading: how far targets must move; it grows like $(1-\beta)^{-1/2}$ (attached) or $(1-\beta)^{-1}$ (detached) where all
-        members are consulted, and stays at most `members - 1` where only the others are.
+        The step. Reading: how far targets must move; without end towards `beta=1` where all members are consulted.
 
     Example:
         >>> step_from_beta(0.75), step_from_beta(0.5, detach=True)
@@ -304,14 +295,10 @@ def step_from_beta(
     """
     # Without the hint at `allow_unbounded`, which only losses have.
     if not 0 <= beta <= 1:
-        raise ValueError(
-            f"`beta` must lie in [0, 1]; got {beta:g}. Above 1 the loss has no minimum (theorem 5.1 of Jeffares et al., 2023)."
-        )
+        raise ValueError(f"`beta` must lie in [0, 1]; got {beta:g}. Above 1 the loss has no minimum (theorem 5.1).")
     if not others_only:
         if beta == 1:
-            raise ValueError(
-                "`beta` must be below 1 where all members are consulted; got 1, which no finite step reaches. Use `joint_loss`."
-            )
+            raise ValueError("`beta` must be below 1 where all members are consulted: no finite step reaches 1.")
         return beta / (1 - beta) if detach else 1 / sqrt(1 - beta) - 1
     others = _check_others(num_members)
     if detach:
@@ -320,18 +307,10 @@ def step_from_beta(
     return others * (1 - root) / (1 + root * others)
 
 
-def _check_step(step: float) -> None:
-    # Written so that NaN is refused too.
-    if not step >= 0:
-        raise ValueError(f"`step` must be at least 0; got {step:g}. Use 0 for independent training.")
-
-
 def _check_others(num_members: int | None) -> int:
     """The number of other members, at least one."""
     if num_members is None or num_members < 2:
-        raise ValueError(
-            f"`others_only` needs at least 2 members; got {num_members}. Pass `num_members`, or consult all."
-        )
+        raise ValueError(f"`others_only` needs at least 2 members; got {num_members}. Pass `num_members`.")
     return num_members - 1
 
 
@@ -345,8 +324,8 @@ class Joint(OutputObjective):
 
     $$M\left[(1-\beta)\,\overline{\mathrm{ERR}} + \beta\,\mathrm{ERR}\right]$$
 
-    It is M times `joint_loss`, which keeps each member's gradient at the scale of that member trained alone. Near 1 members collude:
-    look at `diversity` in the history, and at each member's own loss.
+    M times `joint_loss`: each member's gradient has the scale of that member trained alone. Near 1 members collude: look at `diversity`
+    in the history, and at each member's own loss.
 
     Args:
         beta: A number in [0, 1], or a function of the run's progress (a tensor from 0 towards 1) that gives one, such as
@@ -471,10 +450,8 @@ def _count(outputs: Tensor, step: Step) -> int:
 
 
 def _squared_errors(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Means over the batch of each member's squared error, of their average, and of the ensemble's squared error.
-
-    In few operations, which are what a step of small networks takes long for; each member's own error, only logged, needs no gradient.
-    """
+    """Means over the batch of each member's squared error, of their average, and of the ensemble's squared error."""
+    # In few operations, which are what a step of small networks takes long for; only logged, a member's own error needs no gradient.
     outputs = full(outputs)
     targets = like_outputs(y, outputs)
     copies = targets.expand_as(outputs)

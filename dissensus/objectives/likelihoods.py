@@ -14,7 +14,7 @@ from torch import Tensor
 from dissensus._checks import can_be_read
 from dissensus._signatures import checked
 from dissensus.data.sources import class_targets
-from dissensus.objectives.losses import log_mixture, own_losses
+from dissensus.objectives.losses import log_mixture, own_losses, weighted_mean
 
 SCALE_FLOOR = 1e-6
 # As torch's cross_entropy has it.
@@ -39,10 +39,8 @@ def mean_and_scale(outputs: Tensor) -> tuple[Tensor, Tensor]:
         (torch.Size([4, 8, 1]), 0.6931)
     """
     if not outputs.is_floating_point() or outputs.shape[-1:].numel() % 2 or not outputs.ndim:
-        raise ValueError(
-            "A likelihood head gives a mean and a rho for each target, so its last axis is even; got "
-            f"{outputs.dtype} shaped {tuple(outputs.shape)}. Give the network twice as many outputs as there are targets."
-        )
+        came = f"got {outputs.dtype} shaped {tuple(outputs.shape)}"
+        raise ValueError(f"A likelihood head gives a mean and a rho for each target, an even number; {came}.")
     mean, rho = outputs.chunk(2, dim=-1)
     return mean, F.softplus(rho) + SCALE_FLOOR
 
@@ -102,14 +100,10 @@ def _check_elementwise(mean: Tensor, scale: Tensor, target: Tensor) -> None:
     # A target is the same for all members, so the mean may have an axis before.
     fits = target.ndim <= mean.ndim and mean.shape[mean.ndim - target.ndim :] == target.shape
     if not fits or scale.shape not in (mean.shape, ()):
-        raise ValueError(
-            f"`mean` and `scale` must be shaped as `target`, or with members before; got {tuple(mean.shape)}, "
-            f"{tuple(scale.shape)} and {tuple(target.shape)}. Drop or add an axis: `target[:, None]`, `mean.squeeze(-1)`."
-        )
+        came = f"{tuple(mean.shape)}, {tuple(scale.shape)} and {tuple(target.shape)}"
+        raise ValueError(f"`mean` and `scale` must be shaped as `target`, or with members before; got {came}.")
     if can_be_read(scale) and not bool((scale > 0).all()):
-        raise ValueError(
-            f"`scale` must be positive; got {scale.min().item():g} at the least. Pass softplus of the raw output."
-        )
+        raise ValueError(f"`scale` must be positive; got {scale.min().item():g}. Pass softplus of the raw output.")
 
 
 def full(outputs: Tensor) -> Tensor:
@@ -118,6 +112,7 @@ def full(outputs: Tensor) -> Tensor:
 
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Map: TypeAlias = Callable[[Tensor], Tensor]
 Kind: TypeAlias = Literal["classes", "points", "density", "labels", "own"]
 
 
@@ -129,8 +124,7 @@ class Likelihood:
         name: As `Independent(loss=...)` takes it.
         kind: What outputs are: class logits, point predictions, a likelihood head's (mean, rho), logits of yes or no for each of
             several labels, or whatever a user's own loss takes.
-        per_example: Loss of each output, `(..., batch, outputs)` and targets, class indices `(..., batch)` or
-            values `(..., batch, outputs)`, to `(..., batch)`.
+        per_example: From outputs `(..., batch, outputs)` and targets `(..., batch)` or `(..., batch, outputs)` to losses `(..., batch)`.
         mixture: Loss of the ensemble's prediction, `(members, batch, outputs)` to `(batch,)`.
         divergence: How far outputs q are from outputs p, `(..., batch)`; zero where they are equal.
         pooled: What members of class logits say together, `(batch, classes)`; the largest is the ensemble's answer.
@@ -144,7 +138,7 @@ class Likelihood:
     per_example: Loss
     mixture: Loss
     divergence: Loss
-    pooled: Callable[[Tensor], Tensor] = field(default=lambda logits: full(logits).softmax(-1).mean(0), kw_only=True)
+    pooled: Map = field(default=lambda logits: full(logits).softmax(-1).mean(0), kw_only=True)
     class_axis: int | None = field(default=None, kw_only=True)
     ignore_index: int = field(default=IGNORED, kw_only=True)
     quantiles: "Pinball | None" = field(default=None, kw_only=True)
@@ -154,8 +148,7 @@ class Likelihood:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return outputs, targets and weights with every position of dense outputs as an example of its own.
 
-        Outputs `(members, batch, outputs)` stay as they are. Targets are `(batch, ...)` and weights of examples `(batch,)`, both with a
-        member axis if members have batches of their `own`.
+        Targets are `(batch, ...)` and weights of examples `(batch,)`, both with a member axis if members have batches of their `own`.
         """
         if self.kind not in ("classes", "points", "labels") or outputs.ndim <= 3:
             return outputs, targets, weights
@@ -174,8 +167,8 @@ class Likelihood:
         """Return the loss of every member and example, `(members, batch)`; arguments as those of `rows`."""
         if self.kind != "own":
             return self.per_example(outputs, targets)
-        given = targets if own else targets.expand(len(outputs), *targets.shape)
         # One call for all members: a loss is a function of each example.
+        given = targets if own else targets.expand(len(outputs), *targets.shape)
         return self.per_example(outputs.flatten(0, 1), given.flatten(0, 1)).unflatten(0, outputs.shape[:2])
 
 
@@ -194,15 +187,10 @@ def class_axis_of(outputs: Tensor, targets: Tensor, class_axis: int | None) -> i
     meant = [axis for axis in fitting if class_axis is None or axis == class_axis % len(shape)]
     if len(meant) == 1:
         return meant[0]
-    if class_axis is not None:
-        why = f"axis {class_axis} is not it."
-    elif fitting:
-        why = f"axes {fitting} fit: name it, class_axis={fitting[0]}."
-    else:
-        why = "none fits. Give one class index for each position."
+    why = f"axes {fitting} fit: name it, class_axis={fitting[0]}." if fitting else "none fits."
     raise ValueError(
         f"Outputs shaped (members, batch, ...) = {shape} must have one axis of classes beside those of the targets, "
-        f"{tuple(targets.shape)}; {why}"
+        f"{tuple(targets.shape)}; {why if class_axis is None else f'axis {class_axis} is not it.'}"
     )
 
 
@@ -211,6 +199,10 @@ def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor
     if smoothing == 0.0:
         return targets
     return class_targets(targets, num_classes) * (1.0 - smoothing) + smoothing / num_classes
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    return full(logits).log_softmax(-1)
 
 
 def _cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:
@@ -224,8 +216,8 @@ def _brier(probs: Tensor, targets: Tensor) -> Tensor:
     return (probs - class_targets(targets, probs.shape[-1])).square().sum(-1)
 
 
-def _class_divergence(p: Tensor, q: Tensor) -> Tensor:
-    log_p, log_q = full(p).log_softmax(-1), full(q).log_softmax(-1)
+def _class_kl(p: Tensor, q: Tensor) -> Tensor:
+    log_p, log_q = _log_probs(p), _log_probs(q)
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
@@ -234,14 +226,7 @@ def as_columns(targets: Tensor) -> Tensor:
     return targets.unsqueeze(-1) if targets.ndim == 1 else targets
 
 
-def _pooling(
-    name: str,
-    kind: Kind,
-    says: Callable[[Tensor], Tensor],
-    pool: Callable[[Tensor], Tensor],
-    judge: Loss,
-    between: Loss,
-) -> Likelihood:
+def _pooling(name: str, kind: Kind, says: Map, pool: Map, judge: Loss, between: Loss) -> Likelihood:
     """The likelihood of members that say something of outputs: the ensemble says the pool of it, and is judged as a member is."""
     return Likelihood(
         name,
@@ -252,15 +237,11 @@ def _pooling(
     )
 
 
-def _mean(values: Tensor) -> Tensor:
-    return values.mean(0)
-
-
-def _points(name: str, error: Callable[[Tensor], Tensor]) -> Likelihood:
+def _points(name: str, error: Map) -> Likelihood:
     def judge(outputs: Tensor, targets: Tensor) -> Tensor:
         return error(outputs - as_columns(targets)).sum(-1)
 
-    return _pooling(name, "points", full, _mean, judge, lambda p, q: judge(full(q), full(p)))
+    return _pooling(name, "points", full, weighted_mean, judge, lambda p, q: judge(full(q), full(p)))
 
 
 def _of_mean_density(per_example: Loss) -> Loss:
@@ -278,12 +259,12 @@ def _density(name: str, nll: Callable[..., Tensor], divergence: Callable[..., Te
     return Likelihood(name, "density", per_example, _of_mean_density(per_example), between)
 
 
-def _gaussian_divergence(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
+def _gaussian_kl(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
     apart = scale.square() + (mean - other_mean).square()
     return (other_scale / scale).log() + apart / (2 * other_scale.square()) - 0.5
 
 
-def _laplace_divergence(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
+def _laplace_kl(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Tensor) -> Tensor:
     gap = (mean - other_mean).abs()
     return (other_scale / scale).log() + (scale * (-gap / scale).exp() + gap) / other_scale - 1.0
 
@@ -295,14 +276,18 @@ def _binary(logits: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(-1)
 
 
-def _mixture_binary(logits: Tensor, targets: Tensor) -> Tensor:
+def _mean_yes(logits: Tensor) -> Tensor:
+    return full(logits).sigmoid().mean(0)
+
+
+def _binary_mixture(logits: Tensor, targets: Tensor) -> Tensor:
     logits = full(logits)
     yes, no = (log_mixture(F.logsigmoid(sign * logits)) for sign in (1, -1))
     targets = targets.to(logits.dtype)
     return -(targets * yes + (1 - targets) * no).sum(-1)
 
 
-def _binary_divergence(p: Tensor, q: Tensor) -> Tensor:
+def _binary_kl(p: Tensor, q: Tensor) -> Tensor:
     p, q = full(p), full(q)
     yes, no = F.logsigmoid(p) - F.logsigmoid(q), F.logsigmoid(-p) - F.logsigmoid(-q)
     return (p.sigmoid() * yes + (-p).sigmoid() * no).sum(-1)
@@ -313,7 +298,7 @@ def _poisson(log_rates: Tensor, counts: Tensor) -> Tensor:
     return (log_rates.exp() - counts * log_rates + torch.lgamma(counts + 1)).sum(-1)
 
 
-def _poisson_divergence(p: Tensor, q: Tensor) -> Tensor:
+def _poisson_kl(p: Tensor, q: Tensor) -> Tensor:
     p, q = full(p), full(q)
     return (p.exp() * (p - q) + q.exp() - p.exp()).sum(-1)
 
@@ -359,42 +344,26 @@ def _own_loss(loss: Loss) -> Likelihood:
     """Return the likelihood of a user's own loss, which the ensemble's average output is judged by too."""
 
     def divergence(p: Tensor, q: Tensor) -> Tensor:
-        raise ValueError(
-            "A loss of your own does not say how far two outputs are from each other, which VirtualAdversarial needs. Use Adversarial, "
-            "or a named loss."
-        )
+        raise ValueError("A loss of your own does not say how far two outputs are apart. Use a named one.")
 
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
     quantiles = loss if isinstance(loss, Pinball) else None
-    return replace(_pooling(name, "own", full, _mean, partial(own_losses, loss), divergence), quantiles=quantiles)
+    judge = partial(own_losses, loss)
+    return replace(_pooling(name, "own", full, weighted_mean, judge, divergence), quantiles=quantiles)
 
 
-LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
-    {
-        likelihood.name: likelihood
-        for likelihood in (
-            _pooling(
-                "cross_entropy",
-                "classes",
-                lambda z: full(z).log_softmax(-1),
-                log_mixture,
-                _cross_entropy,
-                _class_divergence,
-            ),
-            _pooling("brier", "classes", lambda z: full(z).softmax(-1), _mean, _brier, _class_divergence),
-            _points("mse", torch.square),
-            _points("mae", torch.abs),
-            _density("gaussian_nll", gaussian_losses, _gaussian_divergence),
-            _density("laplace_nll", laplace_losses, _laplace_divergence),
-            Likelihood("poisson", "points", _poisson, _of_mean_density(_poisson), _poisson_divergence),
-            replace(
-                Likelihood("binary_cross_entropy", "labels", _binary, _mixture_binary, _binary_divergence),
-                pooled=lambda logits: full(logits).sigmoid().mean(0),
-            ),
-            replace(_own_loss(Pinball()), name="pinball"),
-        )
-    }
-)
+_LIKELIHOODS = [
+    _pooling("cross_entropy", "classes", _log_probs, log_mixture, _cross_entropy, _class_kl),
+    _pooling("brier", "classes", lambda z: full(z).softmax(-1), weighted_mean, _brier, _class_kl),
+    _points("mse", torch.square),
+    _points("mae", torch.abs),
+    _density("gaussian_nll", gaussian_losses, _gaussian_kl),
+    _density("laplace_nll", laplace_losses, _laplace_kl),
+    Likelihood("poisson", "points", _poisson, _of_mean_density(_poisson), _poisson_kl),
+    Likelihood("binary_cross_entropy", "labels", _binary, _binary_mixture, _binary_kl, pooled=_mean_yes),
+    replace(_own_loss(Pinball()), name="pinball"),
+]
+LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType({likelihood.name: likelihood for likelihood in _LIKELIHOODS})
 
 
 @checked
@@ -403,10 +372,8 @@ def likelihood_of(loss: str | Loss) -> Likelihood:
     if callable(loss):
         return _own_loss(loss)
     if loss not in LIKELIHOODS:
-        raise ValueError(
-            f"`loss` must be one of {', '.join(sorted(LIKELIHOODS))}, or a function of (output, target) that returns one value for each "
-            f"example; got {loss!r}."
-        )
+        wanted = f"{', '.join(sorted(LIKELIHOODS))}, or a function of (output, target) that returns one value for each example"
+        raise ValueError(f"`loss` must be one of {wanted}; got {loss!r}.")
     return LIKELIHOODS[loss]
 
 
@@ -415,10 +382,8 @@ def check_class_weights(weights: tuple[float, ...] | None, likelihood: Likelihoo
     if weights is None:
         return
     if likelihood.kind not in ("classes", "labels"):
-        raise ValueError(
-            f"`class_weights` are for class labels; the loss is {likelihood.name!r}. Use weights of examples."
-        )
-    if min(weights) < 0 or max(weights) == 0 or not all(isfinite(weight) for weight in weights):
+        raise ValueError(f"`class_weights` are for class labels; the loss is {likelihood.name!r}. Weigh examples.")
+    if min(weights) < 0 or max(weights) == 0 or not all(map(isfinite, weights)):
         raise ValueError(f"`class_weights` must be finite, not negative and not all zero; got {weights}.")
 
 
@@ -430,7 +395,7 @@ def class_weighted(
         return given
     if len(weights) != outputs.shape[-1]:
         raise ValueError(
-            f"`class_weights` must be one number for each of {outputs.shape[-1]} classes; got {len(weights)}."
+            f"`class_weights` must be one number for each of {outputs.shape[-1]} classes; not {len(weights)}."
         )
     table = torch.tensor(weights, dtype=torch.float32, device=outputs.device)
     own = targets.float() @ table if targets.is_floating_point() else table[targets]

@@ -36,8 +36,7 @@ def loss_guided_weights(logits: MemberLogits, labels: Labels) -> Scores:
         labels: True class indices, `(batch,)`.
 
     Returns:
-        `(batch,)`, without gradient. Reading: their mean is exactly one over the mean loss: small while the ensemble knows little, and
-        without bound once it fits its training data; see the guards of `LossGuided`.
+        `(batch,)`, without gradient. Reading: their mean is one over the mean loss, without bound once the ensemble fits its training data.
 
     Example:
         >>> weights = loss_guided_weights(torch.zeros(3, 4, 10), torch.arange(4))
@@ -69,8 +68,7 @@ class Seen:
         weights: Weights of the examples before the guard, `(batch,)`.
         losses: The ensemble's loss on each example, `(batch,)`.
         strength: Strength of the disagreement, a scalar.
-        held_out: Logits of the members that train, `(members, batch, classes)`, and labels, `(batch,)`, of held-out
-            examples; for guards that bring such data.
+        held_out: For guards that bring such data: logits of the members that train, `(members, batch, classes)`, and labels, `(batch,)`.
     """
 
     weights: Tensor
@@ -83,7 +81,7 @@ class Guard(ABC):
     """Keeps disagreement from taking over once members fit their training data and the mean weight, one over their loss, goes up."""
 
     @property
-    def data(self) -> tuple[Tensor, Tensor] | None:
+    def data(self) -> tuple[Any, Any] | None:
         """Held-out inputs and labels that the guard wants to see members on; None for most."""
         return None
 
@@ -98,8 +96,7 @@ class LossShare(Guard):
     r"""Never weigh an example's disagreement above a share of the pull of its cross-entropy: $\lambda\,\alpha_n \le s\,(1 - p_n)$.
 
     $p_n = e^{-\ell_n}$ is the ensemble's probability of the true class, and $1 - p_n$ the force with which cross-entropy pulls two members
-    together that are right about an example and equally sure of it; `"a2d"` pulls them apart with at most $\lambda\,\alpha_n$. With $s < 1$
-    the first stays the larger one, however small the loss gets (for `reduction="mean"` and one orientation).
+    together; `"a2d"` pulls them apart with at most $\lambda\,\alpha_n$, the smaller one for $s < 1$, however small the loss gets.
 
     Args:
         share: The share s.
@@ -147,35 +144,27 @@ class HeldOutGuard(Guard):
         if isinstance(inputs, CachedFeatures):
             inputs, y = all_inputs(inputs, "x"), inputs.targets if y is None else y
         if y is None:
-            raise ValueError(
-                "A guard's held-out inputs need their class indices; got none. Give them as `y`, or cache features from data that has "
-                "labels."
-            )
+            raise ValueError("A guard's held-out inputs need their class indices, as `y` or in the features.")
         inputs, labels = as_tensor(inputs, "x"), as_tensor(y, "y")
         check_pair(inputs, labels, "held-out")
         if labels.is_floating_point() or labels.ndim != 1 or int(labels.min()) < 0:
-            raise ValueError(
-                "A guard's held-out labels must be one class index, a whole number from 0 on, for each input; got "
-                f"{labels.dtype} shaped {tuple(labels.shape)}, the least {labels.min():g}. Renumber the classes or drop such rows."
-            )
+            came = f"{labels.dtype} shaped {tuple(labels.shape)}, the least {labels.min():g}"
+            raise ValueError(f"Held-out labels must be whole numbers from 0 on, one for each input; got {came}.")
         # The number of classes is looked up now and kept: a recorded step cannot look at values.
         self.__dict__.update(given=self.x, x=inputs, y=labels.long(), num_classes=int(labels.max()) + 1)
 
     @property
-    def data(self) -> tuple[Tensor, Tensor]:
-        """The held-out examples."""
-        assert isinstance(self.x, Tensor) and isinstance(self.y, Tensor)  # noqa: PT018
-        return self.x, self.y
+    def data(self) -> tuple[Any, Any]:
+        """The held-out inputs, as they came, and labels."""
+        return self.__dict__["given"], self.y
 
     def look(self, seen: Seen) -> tuple[Tensor, Tensor]:
         """Return the members' held-out logits and the labels; ValueError where some labels have no output."""
         assert seen.held_out is not None
         logits, labels = seen.held_out
         if (wanted := self.__dict__["num_classes"]) > logits.shape[-1]:
-            raise ValueError(
-                f"The held-out labels of {type(self).__name__} must lie in 0 to {logits.shape[-1] - 1}, the network's outputs; got "
-                f"{wanted - 1}. Renumber the classes as in the training data."
-            )
+            within = f"0 to {logits.shape[-1] - 1}, the network's outputs"
+            raise ValueError(f"The held-out labels of {type(self).__name__} must lie in {within}; got {wanted - 1}.")
         return logits, labels
 
 
@@ -184,8 +173,7 @@ class HeldOutGuard(Guard):
 class HeldOutLoss(HeldOutGuard):
     """Divide by the squared mean loss on held-out examples instead, where that is larger than on the training batch.
 
-    Costs a forward pass of the members that train, on a held-out batch as large as the training batch. As they alone are looked at,
-    drawing members is biased, also with `weights_from="all"`.
+    Costs a forward pass of the members that train on a held-out batch; drawing members is then biased, also with `weights_from="all"`.
 
     Args:
         x: Held-out inputs: a tensor, an array, or features of `cache_features` for heads that train on such.
@@ -249,22 +237,18 @@ class LossGuided(DrawsMembers, OutputObjective):
       G\big(p^m(x_n), p^l(x_n)\big)\right]$$
 
     with I the A of M members drawn for the step, P their pairs, G a pair term and $\alpha_n$ the weights of `loss_guided_weights`,
-    which carry no gradient. Only the drawn members are run, and of members that own their parameters only they are changed, so a step
-    costs the same for any number of members. Members that share parameters train on the mean over those drawn.
+    which carry no gradient. Only the drawn members are run and changed; of members that share parameters the mean over those is trained.
 
-    The factor M makes the draw an estimate of the step with `active=M`, in which each member's gradient has the scale of that member
-    trained alone; docs/loss_guided.md says when it is unbiased. A drawn member's gradient is so M/A times that of the member alone, in A/M
-    of the steps: for SGD with few of many members divide the learning rate by M/A, and train longer. Look at each member's own accuracy:
-    at large strength members become useless while the ensemble still looks fine.
+    A drawn member's gradient is M/A times that of the member alone, in A/M of the steps: for SGD divide the learning rate by M/A, and
+    train longer. Look at each member's own accuracy: at large strength members become useless while the ensemble still looks fine.
 
     Args:
-        strength: $\lambda$; or a function of the run's progress (a tensor from 0 towards 1) and of nothing else that gives it, as a tensor
-            or a number: a recorded step asks it once. One that reads the progress in Python (`if t > 0.5`) runs eagerly.
+        strength: $\lambda$; or a function of the run's progress (a tensor from 0 towards 1) and of nothing else that gives it: a recorded
+            step asks it once. One that reads the progress in Python (`if t > 0.5`) runs eagerly.
         active: Members drawn for a step, without replacement; None, or as many as there are, for all.
         regulariser: A name of `PAIR_TERMS`, `"divdis"` (weighted by $\alpha$ over the batch, times the mean weight), or a function of two
             members' log-probabilities.
-        weights_from: Whose average prediction decides the weights: the `"active"` members', or that of `"all"`, the others being run
-            forward only.
+        weights_from: Whose average prediction decides the weights: the `"active"` members', or that of `"all"`, run forward.
         reduction: `"mean"` over pairs, or `"document"`: the published formula, whose constant makes it half of that.
         weighting: In proportion to the `"loss"`, or to the `"inverse_probability"` of the true class, with the same mean.
         orientation: Which member of a pair names the class (or comes first in another term): the `"first"` by number, the `"second"`,
@@ -296,9 +280,7 @@ class LossGuided(DrawsMembers, OutputObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.guard, str) and self.guard not in GUARDS:
-            raise ValueError(
-                f"`guard` must be one of {', '.join(GUARDS)}, a guard such as LossShare(0.25), or None; got {self.guard!r}."
-            )
+            raise ValueError(f"`guard` must be a guard, None or one of {', '.join(GUARDS)}; got {self.guard!r}.")
 
     @property
     def _guard(self) -> Guard | None:
@@ -309,14 +291,10 @@ class LossGuided(DrawsMembers, OutputObjective):
         """Whether outputs on the batch are enough; a guard may want to see held-out examples too."""
         return self._guard is None or self._guard.data is None
 
-    def stream_data(self) -> Mapping[str, Tensor]:
+    def stream_data(self) -> Mapping[str, Any]:
         """Return the guard's held-out data."""
         data = None if self._guard is None else self._guard.data
         return {} if data is None else {"held_out.x": data[0], "held_out.y": data[1]}
-
-    def side_data(self) -> Mapping[str, object]:
-        """Return the guard's held-out data."""
-        return {"held-out": getattr(self._guard, "given", None)}
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Run the drawn members, and what else the weights depend on."""
@@ -332,7 +310,7 @@ class LossGuided(DrawsMembers, OutputObjective):
         if not self.outputs_only:
             with members.evaluating():
                 held_out = members(step.inputs("held_out.x", x)), step.streams["held_out.y"]
-        return self._judge(outputs, y, step, total / count, held_out, self.scale(step, outputs, members))
+        return self._judge(members, outputs, y, step, total / count, held_out)
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the loss of outputs of members that own their parameters, where nothing else needs to be run."""
@@ -341,23 +319,14 @@ class LossGuided(DrawsMembers, OutputObjective):
     def on_outputs_of(self, members: View | None, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the loss of these members' outputs, where nothing else needs to be run."""
         if not self.outputs_only or (self.weights_from == "all" and len(outputs) < len(step.member_keys)):
-            raise ValueError(
-                "A guard with held-out data, or weights_from='all', runs members on more than the batch, which nothing around LossGuided "
-                "provides for. Use LossGuided by itself, or weights_from='active' and a guard such as 'share'."
-            )
-        return self._judge(outputs, y, step, outputs.detach().mean(0), None, self.scale(step, outputs, members))
+            raise ValueError("This guard, or weights_from='all', runs members: use LossGuided by itself.")
+        return self._judge(members, outputs, y, step, outputs.detach().mean(0))
 
     def _judge(
-        self,
-        outputs: Tensor,
-        y: Tensor,
-        step: Step,
-        mean_logits: Tensor,
-        held_out: tuple[Tensor, Tensor] | None,
-        scale: float,
+        self, members: View | None, outputs: Tensor, y: Tensor, step: Step, mean_logits: Tensor, held_out: Any = None
     ) -> tuple[Tensor, Parts]:
         self.check_enough(outputs)
-        outputs = full(outputs)
+        scale, outputs = self.scale(step, outputs, members), full(outputs)
         losses = self.member_losses(outputs, y, step)
         strength = self._strength(step, losses)
         with torch.no_grad():

@@ -62,14 +62,14 @@ def errors(
         labels, (votes, winner) = class_labels(targets, outputs), majority_vote(outputs, weights)
         return (votes != labels).to(outputs), (winner != labels).to(outputs)
     values, judge = averaged(outputs, targets, loss, average, label_smoothing)
-    pool = log_mixture if in_logs(loss, average) else weighted_mean
+    pool = log_mixture if loss in EVENT_LOSSES and average == "probs" else weighted_mean
     return judge(values), judge(pool(values, weights, others)[None])[0]
 
 
 def averaged(
     outputs: Tensor, targets: Tensor, loss: Loss, average: str, label_smoothing: float
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """What the ensemble averages, `(members, batch, ...)` (logarithms of it where `in_logs`), and its loss, to `(members, batch)`."""
+    """What the ensemble averages, `(members, batch, ...)` (log-probabilities of events), and its loss, to `(members, batch)`."""
     if callable(loss):
         return outputs, lambda members: torch.stack([own_losses(loss, one, targets) for one in members])
     if loss in ELEMENTWISE:
@@ -86,28 +86,26 @@ def averaged(
     return outputs, lambda scores: -event_sum(log_prob(scores), mass)
 
 
-def in_logs(loss: Loss, average: str) -> bool:
-    """Whether members are averaged by their probabilities of events, of which only logarithms are at hand."""
-    return loss in EVENT_LOSSES and average == "probs"
-
-
 def own_losses(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
     """Loss of each example by a function of the user's, `(batch,)`, if it returns that."""
     losses = loss(outputs, targets)
     if not isinstance(losses, Tensor) or losses.shape != outputs.shape[:1]:
-        raise ValueError(
-            f"A loss of your own must return one value for each of {len(outputs)} examples, shaped ({len(outputs)},); got "
-            f"{tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__}. Do not average over the batch."
-        )
+        came = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(f"A loss of your own must return one value for each of {len(outputs)} examples; got {came}.")
     return losses
 
 
-def weighted_mean(values: Tensor, weights: Tensor | None, others: Others | None = None) -> Tensor:
+def weighted_mean(values: Tensor, weights: Tensor | None = None, others: Others | None = None) -> Tensor:
     """Average over the members, the first axis of `values`, and others elsewhere."""
     if weights is None:
         return values.mean(0)
     here = (_aligned(weights, values) * values).sum(0)
     return here if others is None else others.total(here)
+
+
+def shares_of(weights: Tensor | None, like: Tensor) -> Tensor:
+    """Return the members' weights, equal ones where none are given."""
+    return like.new_full((len(like),), 1 / len(like)) if weights is None else weights
 
 
 def output_sum(values: Tensor, leading: int = 2) -> Tensor:
@@ -133,10 +131,7 @@ def matching_weights(weights: Tensor, outputs: Tensor) -> Tensor:
     """Weights in the precision and on the device of `outputs`: one per member, or per member and example."""
     # Checked because a wrong shape may broadcast: one weight for five members, say.
     if weights.shape not in (outputs.shape[:1], outputs.shape[:2]):
-        raise ValueError(
-            f"`weights` must be shaped {tuple(outputs.shape[:1])}, one per member; "
-            f"got {tuple(weights.shape)}. Give each member one number."
-        )
+        raise ValueError(f"`weights` must be shaped ({len(outputs)},), one per member; got {tuple(weights.shape)}.")
     return weights.to(outputs)
 
 
@@ -169,11 +164,8 @@ def events(loss: str, outputs: Tensor, targets: Tensor, label_smoothing: float =
 def class_labels(targets: Tensor, outputs: Tensor) -> Tensor:
     """Integer labels `(batch,)`, checked against `outputs` `(members, batch, classes)`."""
     if targets.is_floating_point() or targets.dtype == torch.bool or targets.shape != outputs.shape[1:2]:
-        raise ValueError(
-            f"`targets` must be integer labels shaped (batch,) = {tuple(outputs.shape[1:2])}; "
-            f"got {targets.dtype} shaped {tuple(targets.shape)}. "
-            "Soft labels are floats shaped (batch, classes)."
-        )
+        came = f"{targets.dtype} shaped {tuple(targets.shape)}"
+        raise ValueError(f"`targets` must be integer labels shaped (batch,) = {tuple(outputs.shape[1:2])}; got {came}.")
     # Where a look at values is free. On a GPU a label out of range stops the device.
     if targets.device.type == "cpu" and can_be_read(targets):
         check_labels(targets, len(targets), outputs.shape[-1])
@@ -187,10 +179,8 @@ def dense_targets(targets: Tensor, outputs: Tensor, label_smoothing: float = 0.0
         labels = class_labels(targets, outputs)
         targets = labels[:, None] == torch.arange(num_classes, device=labels.device)
     elif targets.shape != outputs.shape[1:]:
-        raise ValueError(
-            f"Soft `targets` must be shaped (batch, classes) = {tuple(outputs.shape[1:])}; "
-            f"got {tuple(targets.shape)}. Pass integer labels (batch,) or one distribution per example."
-        )
+        wanted = f"(batch, classes) = {tuple(outputs.shape[1:])}, or integer labels (batch,)"
+        raise ValueError(f"Soft `targets` must be shaped {wanted}; got {tuple(targets.shape)}.")
     return (1 - label_smoothing) * targets.to(outputs) + label_smoothing / num_classes
 
 
@@ -199,11 +189,10 @@ def like_outputs(targets: Tensor, outputs: Tensor) -> Tensor:
     wanted = outputs.shape[1:]
     if targets.shape != wanted and (*targets.shape, 1) == tuple(wanted):
         targets = targets[..., None]
-    # Refused rather than broadcast: (batch, 1) against (batch,) would quietly compare every example with every other.
+    # Not broadcast: (batch, 1) against (batch,) would quietly compare every example with every other.
     if targets.shape != wanted:
         raise ValueError(
-            f"`targets` must be shaped like one member's outputs, {tuple(wanted)}; "
-            f"got {tuple(targets.shape)}. Reshape the targets."
+            f"`targets` must be as a member's outputs, {tuple(wanted)}; got {tuple(targets.shape)}. Reshape."
         )
     return targets.to(outputs)
 
@@ -216,15 +205,11 @@ def check_arguments(outputs: Tensor, loss: Loss, average: str, label_smoothing: 
         raise ValueError(f'`average` must be "probs" or "scores"; got {average!r}. Pick one of these.')
     classes = loss in CLASS_LOSSES
     if outputs.ndim != 3 if classes else outputs.ndim < 2:
-        raise ValueError(
-            f"`outputs` must be shaped (members, batch, {'classes' if classes else '...'}); got shape {tuple(outputs.shape)}. "
-            "For a single model, pass `outputs[None]`."
-        )
+        wanted = f"(members, batch, {'classes' if classes else '...'})"
+        raise ValueError(f"`outputs` must be shaped {wanted}; got {tuple(outputs.shape)}. One model: `outputs[None]`.")
     if not 0 <= label_smoothing < 1 or (label_smoothing and loss not in ("cross_entropy", "brier")):
-        raise ValueError(
-            "`label_smoothing` must lie in [0, 1) and needs loss cross_entropy or brier; "
-            f"got {label_smoothing} with loss {loss!r}. Leave it at 0."
-        )
+        came = f"{label_smoothing} with loss {loss!r}"
+        raise ValueError(f"`label_smoothing` must lie in [0, 1) and needs loss cross_entropy or brier; got {came}.")
 
 
 def majority_vote(outputs: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

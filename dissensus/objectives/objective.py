@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Step:
     """Where training stands, the noise that belongs to it, and second streams of data.
 
     Attributes:
-        index: Number of the step in the run, from 0; a tensor, so that a compiled step does not depend on its value.
+        index: Number of the step in the run, from 0; a tensor.
         total: Steps in the whole run.
         own: Whether `x`, `y`, `streams` and `weights` have a leading member axis (each member sees a batch of its own).
         member_keys: Keys of the members' noise, a hash of (seed, member), `(members,)`.
@@ -116,29 +116,25 @@ class Objective(ABC):
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the loss, summed over members, and named parts for the log: scalars or `(members,)`, detached."""
 
-    def prepare(self, x: Any) -> "Objective":
+    def prepare(self, x: Any) -> Self:
         """Return this objective with what it needs to know of the training inputs."""
         return self
 
     def uniform_where_masked(self) -> "Objective":
-        """Return this objective with the uniform distribution as the target of anchored networks' masked examples."""
-        from dissensus.objectives.hard_delta import uniform_where_masked
+        """Return this objective with the uniform distribution as the target of anchored networks' masked examples, or refuse."""
+        from dissensus.objectives.hard_delta import MaskedUniform
 
-        return uniform_where_masked(self)
+        return MaskedUniform(self)
 
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """Return the distinct rows of the members that this step trains, or None for all."""
         return None
 
-    def stream_data(self) -> Mapping[str, Tensor]:
-        """Return data that the objective brings along; a batch of each is in `step.streams` under its name.
+    def stream_data(self) -> Mapping[str, Any]:
+        """Return data that the objective brings along, as `fit` takes `unlabelled`; a batch of each is in `step.streams` by its name.
 
-        Tensors with one name before a dot (`"held_out.x"`, `"held_out.y"`) are as long as each other and drawn together.
+        What has one name before a dot (`"held_out.x"`, `"held_out.y"`) is as long as each other and drawn together.
         """
-        return {}
-
-    def side_data(self) -> Mapping[str, object]:
-        """Return the same data as the user gave it, by what to call it: features are checked against the training data's."""
         return {}
 
 
@@ -186,22 +182,22 @@ class Wrapper(Objective):
     streams = property(attrgetter("inner.streams"))
     couples = property(attrgetter("inner.couples"))
 
-    def prepare(self, x: Any) -> Objective:
+    def prepare(self, x: Any) -> Self:
         """Prepare the inner objective."""
         inner = self.inner.prepare(x)
         return self if inner is self.inner else replace(self, inner=inner)
+
+    def uniform_where_masked(self) -> Objective:
+        """As the inner objective."""
+        return replace(self, inner=self.inner.uniform_where_masked())
 
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """As the inner objective."""
         return self.inner.pick(step, num_members)
 
-    def stream_data(self) -> Mapping[str, Tensor]:
+    def stream_data(self) -> Mapping[str, Any]:
         """That of the inner objective."""
         return self.inner.stream_data()
-
-    def side_data(self) -> Mapping[str, object]:
-        """That of the inner objective."""
-        return self.inner.side_data()
 
 
 @checked
@@ -212,15 +208,13 @@ class Independent(OutputObjective):
     $$\sum_m \frac1B \sum_b \ell(f_m(x_{mb}), y_{mb})$$
 
     Args:
-        loss: `"cross_entropy"`, `"brier"` (outputs are logits), `"mse"`, `"mae"`, `"gaussian_nll"` or `"laplace_nll"` (a head that gives
-            mean and rho on its last axis), `"poisson"` (log-rates), `"pinball"` (quantiles, see `Pinball`), `"binary_cross_entropy"`
-            (several labels, yes or no each); or your own, a function of (output, target) that returns one value for each example,
-            `(batch,)`. Losses of several targets are summed.
+        loss: `"cross_entropy"`, `"brier"` (logits), `"mse"`, `"mae"`, `"gaussian_nll"` or `"laplace_nll"` (a head that gives mean and rho),
+            `"poisson"` (log-rates), `"pinball"` (quantiles, see `Pinball`), `"binary_cross_entropy"` (several labels, yes or no each); or
+            your own, a function of (output, target) that returns one value for each example. Losses of several targets are summed.
         label_smoothing: Share of each target given to the uniform distribution (classification).
         over_classes: Divide by the number of classes, as a mean over batch *and* classes does; it only rescales the loss.
         class_weights: Weight of each class, as in torch's `cross_entropy`: examples count by that of their label.
-        class_axis: Where classes are in outputs with positions, such as 2 of `(members, batch, classes, height, width)`; by default
-            the axis whose removal leaves the targets' shape.
+        class_axis: Where classes are in outputs with positions, such as 2 of `(members, batch, classes, height, width)`; found by default.
         ignore_index: Class index of positions that do not count.
 
     Example:
@@ -270,10 +264,7 @@ class Independent(OutputObjective):
 @checked
 @dataclass(frozen=True)
 class NormPenalty(Wrapper):
-    r"""Add the norm of each member's parameters, not squared: $w\,\lVert\theta_m\rVert_2$.
-
-    Weight decay in optimizers acts on the squared norm; this form pulls with constant force whatever the size.
-    """
+    r"""Add the norm of each member's parameters, not squared as in weight decay: $w\,\lVert\theta_m\rVert_2$."""
 
     weight: float
 

@@ -409,7 +409,7 @@ def fit(
         raise ValueError(
             "Training and validation data must both be inputs of the backbone, or both its cached features."
         )
-    for name, side in (*objective.side_data().items(), ("unlabelled", unlabelled)):
+    for name, side in (*objective.stream_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
     feed, (few, targets) = _Feeding(members, objective, settings, target).feed_of(data)
     outputs = _outputs(members, few)
@@ -467,7 +467,7 @@ def _prepared(objective: Objective, feed: feeds.Feed, x: Batch) -> Objective:
 
 def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.device) -> dict[str, Tensor]:
     """Return further inputs that the objective reads, tensor by tensor, on the device, checked against the training inputs."""
-    streams = {name: values.to(device) for name, values in objective.stream_data().items()}
+    streams = {name: sources.all_inputs(values, name).to(device) for name, values in objective.stream_data().items()}
     if unlabelled is not None:
         name, reads, brings = type(objective).__name__, "unlabelled" in objective.streams, "unlabelled" in streams
         refuse(
@@ -478,6 +478,8 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
         )
         streams["unlabelled"] = sources.all_inputs(unlabelled, "unlabelled").to(device)
     for name, values in streams.items():
+        if len(values) == 0:
+            raise ValueError(f"The {name} data are empty; leave them out.")
         if not name.endswith(".y") and _shapes(values) != _shapes(x):
             raise ValueError(
                 f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, {describe(x)}; got {describe(values)}."
