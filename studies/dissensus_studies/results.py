@@ -20,12 +20,15 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
+
 from dissensus_studies.collusion import image_records, theory
 from dissensus_studies.harness.figures import Line, Panel, draw, pareto, save_figure, sweeps
 from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
 from dissensus_studies.recorded import (
     TABLES,
     TEMPLATES,
+    as_floats,
     guard_figure,
     kinds_table,
     markdown,
@@ -234,24 +237,18 @@ def floor_sentence(rows: Sequence[Record], images: int) -> str:
 
 def diversity_figure(rows: Sequence[Record], num_classes: int = 10) -> "matplotlib.figure.Figure":
     """Draw the arms of the Masksembles study, diversity against accuracy, below two members that err independently."""
-    from dissensus import metrics, plots
+    from dissensus import metrics
 
-    figure, (ax,) = plots.panels(width=6.4, height=4.0)
-    accuracies = [float(row["numbers"]["mean member"]) for row in rows]
-    places = [min(accuracies) + (max(accuracies) - min(accuracies)) * share / 50 for share in range(51)]
-    upper = [metrics.diversity_bounds(place, place, num_classes).upper for place in places]
-    ax.plot(places, upper, "--", color=plots.NOTE_COLOUR)
-    ax.annotate(
-        "independent errors", (places[25], upper[25]), (0, -14), textcoords="offset points", ha="center", fontsize=8
-    )
-    ax.margins(x=0.12)
-    for index, (row, accuracy) in enumerate(zip(rows, accuracies, strict=True)):
-        style: dict[str, Any] = {"color": plots.COLOURS[index % len(plots.COLOURS)], "marker": "osD^vP*X"[index % 8]}
-        height = float(row["numbers"]["diversity"])
-        ax.scatter(accuracy, height, **style)
-        name = row["arm"][0].split(",")[0]
-        ax.annotate(name, (accuracy, height), (0, 7), textcoords="offset points", ha="center", fontsize=8)
-    ax.set(xlabel="mean accuracy of members", ylabel="diversity: disagreement / error rate", ylim=(-0.05, None))
+    arms = {row["arm"][0].split(",")[0]: row["numbers"] for row in rows}
+    points = {name: (float(own["mean member"]), float(own["diversity"])) for name, own in arms.items()}
+    grid = np.linspace(min(points.values())[0], max(points.values())[0], 51).tolist()
+    upper = [metrics.diversity_bounds(place, place, num_classes).upper for place in grid]
+    lines = [Line("", [x], [y], colour=place, style="o") for place, (x, y) in enumerate(points.values())]
+    axes = {"ylabel": "diversity: disagreement / error rate", "ylim": (-0.05, None), "xmargin": 0.12}
+    independent = Line("independent errors", grid, upper, colour=None, style="--")
+    figure = draw([Panel("", "mean accuracy of members", [independent, *lines], axes)], width=6.4, height=4.0)
+    for name, point in points.items():
+        figure.axes[0].annotate(name, point, (0, 7), textcoords="offset points", ha="center", fontsize=8)
     return figure
 
 
@@ -315,36 +312,40 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 def figures() -> "dict[str, matplotlib.figure.Figure]":
     """Draw the figures of the pages from the record, by file name."""
+    from dissensus_studies.deep_ensembles.regression import count_figure
     from dissensus_studies.deep_ensembles.uci import change_figure
     from dissensus_studies.diversification.figures import baseline_figure, trade_figure
 
-    heads, masks, kinds = load("diversification"), load("masksembles"), runs(load("choosing"), "choosing")
+    heads, masks, deep = load("diversification"), load("masksembles"), load("deep-ensembles")
+    kinds, layouts = runs(load("choosing"), "choosing"), json.loads(template("figures.json"))
     strengths = drawn_lines(heads, "diversification/figure-strength")
     worst, detected = (strengths[title] for title in ("worst member's accuracy", "AUROC of PDS, severity 5"))
-    trade = {f: [(worst[f][s][0], detected[f][s][0], s) for s in worst[f]] for f in ("published", "guarded")}
-    beside = read_layouts("figures")["names beside points"]
+    costs = {k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}
+    changes = _of_table(deep, "deep-ensembles/figure-uci")
     found = {
         "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
-        "choosing": pareto({k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}, beside),
+        "choosing": pareto(costs, layouts["names beside points"]),
         "masksembles-diversity": diversity_figure(_of_table(masks, "masksembles/diversity-and-calibration")),
         "diversification-guard": guard_figure(pretrained(heads)),
         "diversification-strength": sweeps(strengths, "strength", level="deep ensemble"),
         "diversification-size": sweeps(drawn_lines(heads, "diversification/figure-size"), "members"),
-        "diversification-trade": trade_figure(trade),
-    }
-    deep = load("deep-ensembles")
-    changes = _of_table(deep, "deep-ensembles/figure-uci")
-    quartiles = {tuple(row["arm"]): [float(n) for n in row["numbers"]["change of NLL, quartiles"]] for row in changes}
-    found |= {
-        "../images/practical_regression_members": members_figure(deep),
-        "../images/uci_nll": change_figure(quartiles),
+        "diversification-trade": trade_figure(
+            {
+                form: [(worst[form][s][0], detected[form][s][0], s) for s in worst[form]]
+                for form in ("published", "guarded")
+            }
+        ),
+        "../images/practical_regression_members": count_figure(_by_members(deep)),
+        "../images/uci_nll": change_figure(
+            {tuple(row["arm"]): as_floats(row["numbers"]["change of NLL, quartiles"]) for row in changes}
+        ),
     }
     for kind in ("heads", "nets"):
         rows = _of_table(heads, f"diversification/figure-bars-{kind}")
-        numbers = {row["arm"][0]: [float(n) for n in row["numbers"]["AUROC at severity 5"]] for row in rows}
-        bars = [(name, Estimate(value, nan, (low, high))) for name, (value, low, high) in numbers.items()]
-        found[f"diversification-bars-{kind}"] = baseline_figure(bars)
+        bars = {row["arm"][0]: as_floats(row["numbers"]["AUROC at severity 5"]) for row in rows}
+        ends = [(name, Estimate(value, nan, (low, high))) for name, (value, low, high) in bars.items()]
+        found[f"diversification-bars-{kind}"] = baseline_figure(ends)
     for study in ("anchoring", "collusion", "masksembles"):
         found |= page_figures(shown(study))
     return found | {drawing.name: draw(drawing.panels) for drawing in theory.drawings()}
@@ -360,31 +361,26 @@ def page_figures(rows: Iterable[Record]) -> dict[str, "matplotlib.figure.Figure"
     for row in rows:
         if row["table"] == f"{row['study']}/figures":
             figure, panel, name = row["arm"]
-            points = {key: [float(value) for value in values] for key, values in row["numbers"].items()}
             colour = row["line"]["colour"]
-            line = Line(name, **points, colour=None if colour is None else int(colour), style=row["line"]["style"])
-            found.setdefault(figure, {}).setdefault(panel, []).append(line)
-    layouts = read_layouts("figures")["lines"]
-    figures = {}
+            look = {"colour": None if colour is None else int(colour), "style": row["line"]["style"]}
+            found.setdefault(figure, {}).setdefault(panel, []).append(Line(name, **as_floats(row["numbers"]), **look))
+    figures, layouts = {}, json.loads(template("figures.json"))["lines"]
     for figure, lines in found.items():
-        layout = dict(layouts[figure])
+        layout = layouts[figure]
         xlabel, axes = layout.pop("xlabel"), layout.pop("axes", {})
-        panels = [Panel(title, xlabel, own, axes) for title, own in lines.items()]
-        figures[figure] = draw(panels, **layout)
+        figures[figure] = draw([Panel(title, xlabel, own, axes) for title, own in lines.items()], **layout)
     return figures
 
 
-def members_figure(rows: Sequence[Record]) -> "matplotlib.figure.Figure":
-    """Draw what ensembles of the practical's regression are worth by number of members."""
-    from dissensus_studies.deep_ensembles.regression import count_figure
-
+def _by_members(rows: Sequence[Record]) -> dict[tuple[str, float, str], tuple[float, float]]:
+    """Return what ensembles of the practical's regression are worth by number of members."""
     names = {"NLL": "nll", "RMSE (median)": "rmse", "covered inside": "coverage_inside", "outside": "coverage_outside"}
     values = {}
     for row in _of_table(rows, "deep-ensembles/adversarial-training-ensembles-number-of-members"):
         for name, quantity in names.items():
             mean, error, *median = map(float, row["numbers"][name])
             values[row["arm"][0], float(row["arm"][1]), quantity] = (median[0], 0.0) if median else (mean, error)
-    return count_figure(values)
+    return values
 
 
 def _of_table(rows: Sequence[Record], table: str) -> list[Record]:
@@ -421,11 +417,12 @@ def add(run: Path, records: Path = RECORDS) -> int:
     study = max(fitting, key=len, default=run.name)
     path = records / f"{study}.jsonl"
     kept = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    arms = [json.loads(line) for line in (run / "arms.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        as_record(study, json.loads(line)) for line in (run / "arms.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     # Of an arm that was done twice, the later record.
-    new = {_name_of(row): row for row in (as_record(study, arm) for arm in arms)}
-    kept = [line for line in kept if _name_of(json.loads(line)) not in new]
-    lines = [*kept, *(json.dumps(row, ensure_ascii=False) for row in new.values())]
+    new = {_name_of(row): json.dumps(row, ensure_ascii=False) for row in rows}
+    lines = [*(line for line in kept if _name_of(json.loads(line)) not in new), *new.values()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return len(new)
 
