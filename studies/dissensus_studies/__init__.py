@@ -39,7 +39,8 @@ class Study:
         """
         run = import_module(self.module).run
         taken = signature(run).parameters
-        lacking = [name for name in options if name not in taken]
+        # Image studies say themselves what they do not have.
+        lacking = [name for name in options if name not in taken and "options" not in taken]
         if data is not None and not self.reads_data:
             lacking.append("data")
         if lacking:
@@ -48,19 +49,19 @@ class Study:
         return page
 
 
-_SUMMARIES = {
-    "practical-regression": "a noisy cubic: what adversarial training, an ensemble and more members change",
-    "practical-classification": "spirals: where an ensemble is sure, where it is not, and where its members differ",
-    "uci-deep-ensembles": "tabular regression: one net against a mixture of five, each also trained adversarially",
-    "tabular": "the estimators' defaults on fifteen tables beside forests, boosting, one MLP and Gaussian processes",
-    "masksembles": "one network with masks as an ensemble: overlap, diversity, calibration by a dial",
-    "collusion-theory": "joint training drawn: what beta means, where it must end, why collusion goes unnoticed",
-    "collusion-uci": "tabular regression between independent and joint training: diversity, bias, codependence",
-    "anchoring": "plain, anchored and masked networks: corruption, calibration, unknown images, adaptation",
-    "collusion-images": "image classifiers between independent and joint training: accuracy, diversity, gaps",
-    "diversification": "members that disagree on hard examples: diversity, detection, and what becomes of members",
-    "choosing": "kinds, objectives and scores beside each other, for the same seconds of training",
-}
+_LISTED = (
+    ("practical-regression", "a noisy cubic: what adversarial training, an ensemble and more members change"),
+    ("practical-classification", "spirals: where an ensemble is sure, where it is not, and where its members differ"),
+    ("uci-deep-ensembles", "tabular regression: one net against a mixture of five, each also trained adversarially"),
+    ("tabular", "the estimators' defaults on fifteen tables beside forests, boosting, one MLP and Gaussian processes"),
+    ("masksembles", "one network with masks as an ensemble: overlap, diversity, calibration by a dial"),
+    ("collusion-theory", "joint training drawn: what beta means, where it must end, why collusion goes unnoticed"),
+    ("collusion-uci", "tabular regression between independent and joint training: diversity, bias, codependence"),
+    ("anchoring", "plain, anchored and masked networks: corruption, calibration, unknown images, adaptation"),
+    ("collusion-images", "image classifiers between independent and joint training: accuracy, diversity, gaps"),
+    ("diversification", "members that disagree on hard examples: diversity, detection, and what becomes of members"),
+    ("choosing", "kinds, objectives and scores beside each other, for the same seconds of training"),
+)
 # Modules that are not called as their study is.
 _MODULES = {
     "practical-regression": "deep_ensembles.regression",
@@ -69,12 +70,13 @@ _MODULES = {
 }
 _WITHOUT_DATA = ("practical-regression", "practical-classification", "collusion-theory")
 
-
-def _listed(name: str) -> Study:
-    module = _MODULES.get(name, name.replace("-", "."))
-    return Study(name, _SUMMARIES[name], f"dissensus_studies.{module}", name not in _WITHOUT_DATA)
-
-
-STUDIES: Mapping[str, Study] = MappingProxyType({name: _listed(name) for name in _SUMMARIES})
+STUDIES: Mapping[str, Study] = MappingProxyType(
+    {
+        name: Study(
+            name, summary, f"dissensus_studies.{_MODULES.get(name, name.replace('-', '.'))}", name not in _WITHOUT_DATA
+        )
+        for name, summary in _LISTED
+    }
+)
 
 __all__ = ["STUDIES", "Study"]

@@ -8,6 +8,7 @@ cost to train and to run. No arm is judged on the images that A2D disagrees on.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,10 @@ from dissensus_studies.harness.image_arms import (
     summary_line,
     training_record,
 )
-from dissensus_studies.harness.image_pages import arms_table, over_seeds, sets_section
-from dissensus_studies.harness.image_sets import Images, ImageSets, load_images
-from dissensus_studies.harness.outputs import Outputs, print_table
+from dissensus_studies.harness.image_pages import arms_table, over_seeds
+from dissensus_studies.harness.image_sets import Images, ImageSets
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work
+from dissensus_studies.harness.outputs import Outputs
 from dissensus_studies.masksembles import DROPOUT, small_network, with_dropout
 
 NUM_MEMBERS, REPEATS = 4, 3
@@ -103,43 +105,17 @@ class Setting:
         return f"{self.kind}, {self.objective}"
 
 
-def run(
-    output: Path,
-    *,
-    quick: bool = False,
-    seed: int = 0,
-    data: Path | None = None,
-    epochs: int | None = None,
-    minutes: float | None = None,
-    limit: int | None = None,
-    arms: Sequence[str] | None = None,
-    known: str | None = None,
-    seconds: float | None = None,
-    repeats: int | None = None,
-) -> Path:
-    """Run the study; `image_study.ImageStudy.run` has what is not said here.
-
-    Each arm trains for about `seconds` (90; epochs are whole), or for so many `epochs`; the grid is run with `repeats` seeds (three).
-    In the quick form five seconds and a small network.
-    """
-    quick = quick or data is None
-    sets, elsewhere = reserved(load_images(data, quick=quick, known=known, limit=limit))
-    wanted = [
-        Setting(kind, objective, seed + repeat)
-        for repeat in range(repeats or (1 if quick else REPEATS))
-        for kind, objective in COMBINATIONS
+def arms_of(work: Work) -> list[Arm]:
+    """Return an arm for every combination and seed."""
+    return [
+        # All arms take about as long: that is what they are made for.
+        Arm(f"{each.family} seed={each.seed}", partial(train_and_measure, each, work))
+        for each in (
+            Setting(kind, objective, work.seed + repeat)
+            for repeat in range(work.repeats or (1 if work.quick else REPEATS))
+            for kind, objective in COMBINATIONS
+        )
     ]
-    budget = seconds or (QUICK_SECONDS if quick else SECONDS)
-    done = run_arms(
-        [_arm(each, sets, elsewhere, budget, epochs, quick) for each in wanted],
-        output,
-        settings=sets.identity(epochs=epochs, limit=limit, quick=quick) | {"seconds": budget},
-        minutes=minutes,
-        only=arms,
-    )
-    if not done.done:
-        raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
-    return _report(Outputs(output), done, sets, budget)
 
 
 def reserved(sets: ImageSets) -> tuple[ImageSets, Tensor]:
@@ -187,50 +163,75 @@ def make_objective(name: str, elsewhere: Tensor) -> Objective:
     return objectives[name]()
 
 
-def _arm(setting: Setting, sets: ImageSets, elsewhere: Tensor, budget: float, epochs: int | None, quick: bool) -> Arm:
+def train_and_measure(setting: Setting, work: Work) -> Record:
+    """Train one combination; return its record."""
+    (sets, elsewhere), quick, attacked = work.material, work.quick, setting.objective == "adversarial"
+    transform = sets.normalise if setting.kind in NORMALISED or attacked else None
+    train = partial(_train, setting, sets, elsewhere, transform)
+    budget = work.seconds or (QUICK_SECONDS if quick else SECONDS)
+
     def network() -> nn.Module:
         return (small_network if quick else resnet18)(sets.num_classes)
 
-    def work() -> Record:
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        attacked = setting.objective == "adversarial"
-        transform = sets.normalise if setting.kind in NORMALISED or attacked else None
-        if setting.kind == "heads":
-            members, record, seconds = _heads(setting, sets, elsewhere, network, budget, epochs)
-        else:
-            members = (
-                DeepEnsemble(network, NUM_MEMBERS, setting.seed) if attacked else make_members(setting, sets, network)
-            )
-            record = _train(members, setting, sets, elsewhere, budget, epochs, transform)
-            seconds = record["seconds"]
-        found = measure(
-            members,
-            sets,
-            name=setting.family,
-            corruptions=CORRUPTIONS,
-            severities=(1, 5),
-            corrupted_images=200 if quick else 1000,
-            transform=transform,
-            bootstrap=0,
-            seed=setting.seed,
-        )
-        found |= {"setting": asdict(setting), "family": setting.family, "training": record, "train_seconds": seconds}
-        found |= _cost(members, sets, transform)
-        return found | {"line": summary_line(found)}
-
-    # All arms take about as long: that is what they are made for.
-    return Arm(f"{setting.family} seed={setting.seed}", work)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    if setting.kind == "heads":
+        # Train one network for three quarters of the budget, freeze it but for its last layer, and train heads on it for the rest.
+        backbone = DeepEnsemble(lambda: on_pixels(network(), sets), 1, setting.seed)
+        first = train(backbone, "independent", 0.75 * budget, work.epochs)
+        trained = backbone.member(0).eval()
+        net = trained.get_submodule("net")
+        body = nn.Sequential(trained.get_submodule("pixels"), cut(net, 1)[0])
+        with torch.no_grad():
+            width = body(sets.train.x[:2].to(next(net.parameters()).device)).shape[-1]
+        members: Members = HeadEnsemble(body, (width, sets.num_classes), NUM_MEMBERS, setting.seed)
+        epochs = None if work.epochs is None else max(work.epochs // 4, 1)
+        record = train(members, setting.objective, 0.25 * budget, epochs)
+        seconds = first["seconds"] + record["seconds"]
+    else:
+        members = DeepEnsemble(network, NUM_MEMBERS, setting.seed) if attacked else make_members(setting, sets, network)
+        record = train(members, setting.objective, budget, work.epochs)
+        seconds = record["seconds"]
+    found = measure(
+        members,
+        sets,
+        name=setting.family,
+        corruptions=CORRUPTIONS,
+        severities=(1, 5),
+        corrupted_images=200 if quick else 1000,
+        transform=transform,
+        bootstrap=0,
+        seed=setting.seed,
+    )
+    found |= {"setting": asdict(setting), "family": setting.family, "training": record, "train_seconds": seconds}
+    # Seconds to predict the test images, and bytes: at most in use on a GPU, of parameters on a CPU.
+    x = sets.test.x if transform is None else transform(sets.test.x)
+    with as_in_training():
+        # The first pass captures.
+        predict(members, x)
+        start = time.monotonic()
+        predict(members, x)
+        seconds = time.monotonic() - start
+    parameters = sum(each.numel() * each.element_size() for each in members.parameters())
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else parameters
+    found |= {
+        "predict_seconds": seconds,
+        "images_a_second": len(x) / seconds,
+        "bytes": peak,
+        "parameter_bytes": parameters,
+    }
+    return found | {"line": summary_line(found)}
 
 
 def _train(
-    members: Members,
     setting: Setting,
     sets: ImageSets,
     elsewhere: Tensor,
+    transform: Callable[[Tensor], Tensor] | None,
+    members: Members,
+    objective: str,
     budget: float,
     epochs: int | None,
-    transform: Callable[[Tensor], Tensor] | None = None,
 ) -> Record:
     """Train for the budget: the time of a step is taken first, on a few batches, and the run has as many epochs as fit."""
     other = elsewhere if transform is None else transform(elsewhere)
@@ -254,7 +255,7 @@ def _train(
         fit_images(
             members,
             replace(sets, train=few, validation=Images(few.x[:0], few.y[:0])),
-            make_objective(setting.objective, other),
+            make_objective(objective, other),
             epochs=TIMED_EPOCHS,
             callback=lambda _: ticks.append(time.monotonic()),
             **options,
@@ -262,48 +263,9 @@ def _train(
         members.load_state_dict(start)
         an_image = min(after - before for before, after in pairwise(ticks)) / len(few.x)
         epochs = max(round(budget / max(an_image * len(sets.all_train.x), 1e-3)), 1)
-    run = fit_images(members, sets, make_objective(setting.objective, other), epochs=epochs, part=part, **options)
-    return training_record(run)
-
-
-def _heads(
-    setting: Setting,
-    sets: ImageSets,
-    elsewhere: Tensor,
-    network: Callable[[], nn.Module],
-    budget: float,
-    epochs: int | None,
-) -> tuple[Members, Record, float]:
-    """Train one network for three quarters of the budget, freeze it but for its last layer, and train heads on it for the rest."""
-    backbone = DeepEnsemble(lambda: on_pixels(network(), sets), 1, setting.seed)
-    first = _train(backbone, replace(setting, objective="independent"), sets, elsewhere, 0.75 * budget, epochs)
-    trained = backbone.member(0).eval()
-    pixels, net = trained.get_submodule("pixels"), trained.get_submodule("net")
-    body = nn.Sequential(pixels, cut(net, 1)[0])
-    with torch.no_grad():
-        width = body(sets.train.x[:2].to(next(net.parameters()).device)).shape[-1]
-    members = HeadEnsemble(body, (width, sets.num_classes), NUM_MEMBERS, setting.seed)
-    second = _train(members, setting, sets, elsewhere, 0.25 * budget, None if epochs is None else max(epochs // 4, 1))
-    return members, second, first["seconds"] + second["seconds"]
-
-
-def _cost(members: Members, sets: ImageSets, transform: Callable[[Tensor], Tensor] | None) -> Record:
-    """Return seconds to predict the test images, and bytes: at most in use on a GPU, of parameters on a CPU."""
-    x = sets.test.x if transform is None else transform(sets.test.x)
-    with as_in_training():
-        # The first pass captures.
-        predict(members, x)
-        start = time.monotonic()
-        predict(members, x)
-        seconds = time.monotonic() - start
-    parameters = sum(each.numel() * each.element_size() for each in members.parameters())
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else parameters
-    return {
-        "predict_seconds": seconds,
-        "images_a_second": len(x) / seconds,
-        "bytes": peak,
-        "parameter_bytes": parameters,
-    }
+    return training_record(
+        fit_images(members, sets, make_objective(objective, other), epochs=epochs, part=part, **options)
+    )
 
 
 def _best(group: str) -> Callable[[Record], float | None]:
@@ -326,21 +288,38 @@ COLUMNS: Mapping[str, Callable[[Record], float | None]] = {
 }
 
 
-def _report(outputs: Outputs, done: Arms, sets: ImageSets, budget: float) -> Path:
-    pairs = [(record["family"], record) for record in done.done.values()]
-    costs = over_seeds(pairs, lambda record: 1e6 / record["images_a_second"])
-    losses = over_seeds(pairs, lambda record: record["test"]["nll"][0])
-    points = {family: (costs[family].mean, losses[family].mean) for family in costs}
+def page(work: Work, found: Arms) -> Page:
+    """Return what the study makes of its records."""
+    sets, _ = work.material
+    budget = work.seconds or (QUICK_SECONDS if work.quick else SECONDS)
     table = arms_table(
-        done.done, COLUMNS, f"Each arm trained for about {budget:g} seconds, or the epochs that were asked for."
+        found.done, COLUMNS, f"Each arm trained for about {budget:g} seconds, or the epochs that were asked for."
     )
-    alt = "negative log-likelihood against the cost of a prediction"
-    outputs.sections += [
-        Section("Kinds and objectives", table, outputs.picture("choosing_pareto", pareto(points), alt)),
-        sets_section(sets, done),
-    ]
-    outputs.results({"arms": done.done, "not_run": done.not_run, "sets": sets.describe()})
-    print_table(table.columns, table.rows)
-    return outputs.page(
-        "Which ensemble?", "Kinds, objectives and scores beside each other, for the same seconds of training."
-    )
+
+    def sections(outputs: Outputs) -> list[Section]:
+        pairs = [(record["family"], record) for record in found.done.values()]
+        costs = over_seeds(pairs, lambda record: 1e6 / record["images_a_second"])
+        losses = over_seeds(pairs, lambda record: record["test"]["nll"][0])
+        points = {family: (costs[family].mean, losses[family].mean) for family in costs}
+        alt = "negative log-likelihood against the cost of a prediction"
+        return [Section("Kinds and objectives", table, outputs.picture("choosing_pareto", pareto(points), alt))]
+
+    screen = (table.columns, table.rows)
+    return Page([], "", sections, screen, results={"sets": sets.describe()}, settings={"seconds": budget})
+
+
+def _done(arms: Sequence[Arm], output: Path, *, settings: Record, **asked: Any) -> Arms:
+    """Do the arms; those that were trained for other seconds are others."""
+    seconds = QUICK_SECONDS if settings["quick"] else SECONDS
+    return run_arms(arms, output, settings={"seconds": seconds, **settings}, **asked)
+
+
+run = ImageStudy(
+    "Which ensemble?",
+    "Kinds, objectives and scores beside each other, for the same seconds of training.",
+    arms_of,
+    page,
+    lambda work: reserved(work.sets),
+    options=("seconds", "repeats"),
+    do=_done,
+).run

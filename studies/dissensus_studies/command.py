@@ -28,6 +28,7 @@ _BACKBONE = (
 
 
 def study(
+    ctx: typer.Context,
     name: Name = None,
     output: Output = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short version, to see that it runs.")] = False,
@@ -60,17 +61,9 @@ def study(
         return
     if name not in STUDIES:
         raise ValueError(f"There is no study {name!r}; there are {', '.join(STUDIES)}.")
-    further = {
-        "epochs": epochs,
-        "minutes": minutes,
-        "limit": limit,
-        "arms": None if arms is None else [part.strip() for part in arms.split(",")],
-        "known": known,
-        "setting": setting,
-        "backbone": backbone,
-        "seconds": seconds,
-        "repeats": repeats,
-    }
-    options = {option: value for option, value in further.items() if value is not None}
+    own = ("name", "output", "quick", "seed", "data")
+    options = {option: value for option, value in ctx.params.items() if value is not None and option not in own}
+    if arms is not None:
+        options["arms"] = [part.strip() for part in arms.split(",")]
     page = STUDIES[name].run(output or Path("runs") / name, quick=quick, seed=seed, data=data, **options)
     typer.echo(f"Page with pictures: {page}")

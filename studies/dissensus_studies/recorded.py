@@ -5,6 +5,7 @@ Intervals are 95 % ones over seeds, by Student's law; where there is one seed th
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from numbers import Number
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ def as_floats(value: Any) -> Any:
         return {key: as_floats(each) for key, each in value.items()}
     if isinstance(value, list):
         return [as_floats(each) for each in value]
-    return float(value) if not isinstance(value, str | bool | None.__class__) else value
+    return float(value) if isinstance(value, Number) and not isinstance(value, bool) else value
 
 
 def framed(records: Sequence[Record]) -> pd.DataFrame:
@@ -233,28 +234,29 @@ def judged(cases: Mapping[str, Summary]) -> tuple[str, str]:
     return "not reproduced", "; ".join(parts)
 
 
-# Arms by seed and the score by which they detect.
-Detector = tuple[pd.DataFrame, str]
+# Arms by seed, the score by which they detect, and what they are called.
+Detector = tuple[pd.DataFrame, str, str]
 
 
 def _detects(
-    sides: Mapping[str, tuple[Detector, Detector]], notes: Mapping[str, str] | None = None
+    first: Detector | Mapping[str, Detector], second: Detector | Mapping[str, Detector], prefix: str = ""
 ) -> tuple[dict[str, Summary], str]:
-    """Return by how much the first detects better than the second in each group, and both numbers as text."""
+    """Return by how much the first, of each group or of all, detects better than the second, and both numbers as text."""
     cases, texts = {}, []
-    for group, ((first, one), (second, two)) in sides.items():
-        one, two = f"auroc.{group}.{one}", f"auroc.{group}.{two}"
-        cases[group] = paired(first, second, one, two)
-        texts.append(
-            f"{group} {_mean(first, one)} against {_mean(second, two)}" + (f" ({notes[group]})" if notes else "")
+    for group in GROUPS:
+        (own, score, name), (other, rival, of_other) = (
+            each[group] if isinstance(each, Mapping) else each for each in (first, second)
         )
-    return cases, ", ".join(texts)
+        score, rival = f"auroc.{group}.{score}", f"auroc.{group}.{rival}"
+        cases[group] = paired(own, other, score, rival)
+        texts.append(f"{group} {_mean(own, score)}{name} against {_mean(other, rival)}{of_other}")
+    return cases, prefix + ", ".join(texts)
 
 
-def _best(group: str, candidates: Mapping[Any, Detector]) -> Any:
-    """Return the name of the candidate that detects best."""
-    values = {name: fmean(own[f"auroc.{group}.{score}"]) for name, (own, score) in candidates.items()}
-    return max(values, key=values.__getitem__)
+def _best(candidates: Iterable[Detector]) -> dict[str, Detector]:
+    """Return the candidate that detects best in each group."""
+    found = list(candidates)
+    return {group: max(found, key=lambda each: fmean(each[0][f"auroc.{group}.{each[1]}"])) for group in GROUPS}
 
 
 def pretrained_claims(frame: pd.DataFrame) -> dict[str, Record]:
@@ -264,22 +266,12 @@ def pretrained_claims(frame: pd.DataFrame) -> dict[str, Record]:
         return {}
     strengths = {s: _arms(frame, 100, f"ldr={s} none A=2 M=5") for s in ("0.1", "0.5", "1", "5")}
     two, staged = (_arms(frame, 100, row) for row in ("ldr=0.5 none M=2", "two-stage=0.5 A=2 M=5"))
+    others = ("a2d=0.1 M=5", "divdis=1 M=5", "two-stage=0.5 A=2 M=5", "joint=0.4 M=5")
+    rivals = [_arms(frame, 100, row) for row in (_INDEPENDENT, *others)]
     lost, held = (paired(own, plain, "worst") for own in (guided, guarded))
     sets = [name for name in plain if name.startswith("unique.") and plain[name].notna().all()]
+    scores = [name.removeprefix("auroc.near.") for name in guided if name.startswith("auroc.near.")]
 
-    def same(first: Detector, second: Detector) -> tuple[dict[str, Summary], str]:
-        return _detects(dict.fromkeys(GROUPS, (first, second)))
-
-    best = {g: _best(g, {s: (own, PDS) for s, own in strengths.items()}) for g in GROUPS}
-    at_best = {g: ((strengths[best[g]], PDS), (plain, PDS)) for g in GROUPS}
-    poor, poor_text = same((plain, BMA), (plain, PDS))
-    more, more_text = same((guided, PDS), (two, PDS))
-    known_scores = (name.removeprefix("auroc.near.") for name in guided if name.startswith("auroc.near."))
-    scores = {score: (guided, score) for score in known_scores if score != PDS}
-    top = {g: _best(g, scores) for g in GROUPS}
-    others = ("a2d=0.1 M=5", "divdis=1 M=5", "two-stage=0.5 A=2 M=5", "joint=0.4 M=5")
-    rivals = {(row, score): (_arms(frame, 100, row), score) for row in (_INDEPENDENT, *others) for score in (BMA, PDS)}
-    first = {g: rivals[_best(g, rivals)] for g in GROUPS}
     found: dict[str, tuple[dict[str, Summary], str]] = {
         "Loss-guided members give more different answers on every set.": (
             {name.removeprefix("unique."): paired(guided, plain, name) for name in sets},
@@ -290,25 +282,25 @@ def pretrained_claims(frame: pd.DataFrame) -> dict[str, Record]:
             {f"{b} against {a}": paired(strengths[b], strengths[a], KNOWN) for a, b in pairwise(strengths)},
             f"different answers {', '.join(_mean(own, KNOWN) for own in strengths.values())} at {', '.join(strengths)}",
         ),
-        "Some strength detects better with PDS than none.": (
-            _detects(at_best)[0],
-            ", ".join(
-                f"{g} {_mean(own, f'auroc.{g}.{PDS}')} at {best[g]} against {_mean(plain, f'auroc.{g}.{PDS}')}"
-                for g, ((own, _), _) in at_best.items()
-            ),
+        "Some strength detects better with PDS than none.": _detects(
+            _best((own, PDS, f" at {s}") for s, own in strengths.items()), (plain, PDS, "")
         ),
-        "PDS is poor without diversity.": (poor, f"independent heads, BMA against PDS: {poor_text}"),
-        "PDS of loss-guided ensembles detects better than BMA.": same((guided, PDS), (guided, BMA)),
-        "PDS is the best of all scores for them.": _detects({g: ((guided, PDS), scores[top[g]]) for g in GROUPS}, top),
+        "PDS is poor without diversity.": _detects(
+            (plain, BMA, ""), (plain, PDS, ""), "independent heads, BMA against PDS: "
+        ),
+        "PDS of loss-guided ensembles detects better than BMA.": _detects((guided, PDS, ""), (guided, BMA, "")),
+        "PDS is the best of all scores for them.": _detects(
+            (guided, PDS, ""), _best((guided, score, f" ({score})") for score in scores if score != PDS)
+        ),
         "Loss-guided training with PDS detects better than any other method with BMA or PDS.": _detects(
-            {g: ((guided, PDS), first[g]) for g in GROUPS}, {g: _name(own) for g, (own, _) in first.items()}
+            (guided, PDS, ""), _best((own, score, f" ({_name(own)})") for own in rivals for score in (BMA, PDS))
         ),
         "Members differ without harm to what they learn.": (
             {"the worst member": over(value + 0.02 for value in lost.values)},
             f"the worst member {_points(lost)} points; guarded {_points(held)}",
         ),
-        "More members detect better (PDS).": (more, f"5 against 2: {more_text}"),
-        "Loss-guided weights detect better than two stages (PDS).": same((guided, PDS), (staged, PDS)),
+        "More members detect better (PDS).": _detects((guided, PDS, ""), (two, PDS, ""), "5 against 2: "),
+        "Loss-guided weights detect better than two stages (PDS).": _detects((guided, PDS, ""), (staged, PDS, "")),
     }
     common = {"seeds": len(guided), "setting": PRETRAINED, "command": COMMAND}
     return {

@@ -20,12 +20,15 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
+
 from dissensus_studies.collusion import image_records, theory
 from dissensus_studies.harness.figures import Line, Panel, draw, pareto, save_figure, sweeps
 from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
 from dissensus_studies.recorded import (
     TABLES,
     TEMPLATES,
+    as_floats,
     guard_figure,
     kinds_table,
     markdown,
@@ -76,10 +79,9 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
     return [json.loads(line, parse_float=Decimal, parse_int=Decimal) for line in lines]
 
 
-def read_layouts(name: str, templates: Path = TEMPLATES) -> dict[str, Any]:
-    """Return how the tables or the figures of pages are laid out."""
-    found: dict[str, Any] = json.loads((templates / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+def template(name: str) -> str:
+    """Return a file of `studies/pages`."""
+    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def shown(name: str, records: Path = RECORDS) -> list[Record]:
@@ -90,43 +92,36 @@ def shown(name: str, records: Path = RECORDS) -> list[Record]:
 
 def judged_claims(records: Path = RECORDS) -> str:
     """Return the lines of `claims.jsonl`, with the verdicts that the arms of runs give."""
-    stored = (records / "claims.jsonl").read_text(encoding="utf-8").splitlines()
     by_runs = {
         "diversification/claims-heads": pretrained_claims(pretrained(load("diversification", records))),
         "collusion/images": image_records.judged_claims(load("collusion", records)),
     }
-    claims = [json.loads(line) for line in stored]
+    claims = map(json.loads, (records / "claims.jsonl").read_text(encoding="utf-8").splitlines())
     found = [claim | by_runs.get(claim["table"], {}).get(claim.get("claim", ""), {}) for claim in claims]
     return "\n".join(json.dumps(claim, ensure_ascii=False) for claim in found) + "\n"
 
 
-def pages(records: Path = RECORDS, templates: Path = TEMPLATES) -> dict[str, str]:
+def pages(records: Path = RECORDS) -> dict[str, str]:
     """Return the text of every page by its file name."""
-    layouts = read_layouts("tables", templates)
-    claims = load("claims", records)
+    layouts, lines = json.loads(template("tables.json")), load("claims", records)
+    claims = [claim for claim in lines if "claim" in claim]
     found = {}
     for name, figure in FIGURES.items():
-        rows, lines = shown(name, records), (templates / f"{name}.md").read_text(encoding="utf-8").split("\n")
-        own = [claim for claim in claims if claim["table"].startswith(f"{name}/") and "claim" in claim]
-        text = "\n".join(_filled(line, rows, claims, layouts) for line in lines)
+        rows, own = shown(name, records), [claim for claim in claims if claim["table"].startswith(f"{name}/")]
+        text = "\n".join(_filled(line, rows, lines, layouts) for line in template(f"{name}.md").split("\n"))
         found[f"{name}.md"] = folded(text, verdicts(own), figure)
     measured, trials = (read_records(records / f"{name}.jsonl") for name in ("tabular", "tabular-defaults"))
-    tables = folded(write_report(measured, trials), f"{standing(measured)}\n\n{RANKS_FIGURE}")
-    overview, guide = ((templates / f"{name}.md").read_text(encoding="utf-8") for name in ("claims", "choosing"))
-    found |= {"claims.md": claims_page(overview, claims), "tabular.md": tables}
-    return found | {"../choosing.md": choosing_guide(guide, claims, records)}
-
-
-def choosing_guide(text: str, claims: Sequence[Record], records: Path = RECORDS) -> str:
-    """Return the guide on what to choose, with its tables from the record."""
+    found["claims.md"] = claims_page(claims)
+    found["tabular.md"] = folded(write_report(measured, trials), f"{standing(measured)}\n\n{RANKS_FIGURE}")
+    # The guide on what to choose, with its tables from the record.
     kinds, heads = load("choosing", records), load("diversification", records)
-    claims = [claim for claim in claims if "claim" in claim]
     short = sum(claim["verdict"] == VERDICTS[-1] for claim in claims)
     parts = {"kinds": kinds_table(kinds), "scores": scores_table(kinds, heads), "claims": f"{short} of {len(claims)}"}
+    guide = template("choosing.md")
     for name, part in parts.items():
         # Cells without spaces: the guide is read, and counted, in words.
-        text = text.replace(f"<!-- {name} -->", re.sub(r" ?\| ?", "|", part))
-    return text
+        guide = guide.replace(f"<!-- {name} -->", re.sub(r" ?\| ?", "|", part))
+    return found | {"../choosing.md": guide}
 
 
 def folded(page: str, opening: str = "", figure: str = "") -> str:
@@ -151,32 +146,22 @@ def _fold(summary: str, text: str) -> str:
 def verdicts(claims: Sequence[Record]) -> str:
     """Return the claims of a page with verdict, one number and seeds: those tested at full length first, many of them folded."""
     ordered = sorted(claims, key=lambda claim: claim["verdict"] == VERDICTS[-1])
-    parts = [f"**{len(claims)} claims: {_counted(claims)}.**", markdown(_CLAIM, map(_claim_line, ordered[:SHOWN]))]
+    parts = [f"**{len(claims)} claims: {_counted(claims)}.**", _short_table(ordered[:SHOWN])]
     if len(ordered) > SHOWN:
-        parts.append(
-            _fold(f"The other {len(ordered) - SHOWN} claims", markdown(_CLAIM, map(_claim_line, ordered[SHOWN:])))
-        )
+        parts.append(_fold(f"The other {len(ordered) - SHOWN} claims", _short_table(ordered[SHOWN:])))
     return "\n\n".join(parts)
 
 
-_CLAIM = ("claim", "verdict", "measured", "seeds")
-
-
-def _claim_line(claim: Record) -> list[str]:
-    return [claim["claim"], _judgement(claim), _one_number(claim), str(claim["seeds"] or "")]
-
-
-def _judgement(claim: Record) -> str:
-    """Return the verdict; where the document's length was not reached, what shorter runs say."""
-    if claim["verdict"] == VERDICTS[-1]:
-        return f"short runs only: {claim['note']}" if claim["note"] != "not tested" else "not tested"
-    return f"**{claim['verdict']}**"
-
-
-def _one_number(claim: Record) -> str:
-    """Return the first thing that was measured, or one for each column where there are several."""
-    measured = [part for part in claim["measured"] if part]
-    return "; ".join(measured) if len(claim["measured"]) > 2 else "".join(measured[:1]).split("; ")[0]
+def _short_table(claims: Sequence[Record]) -> str:
+    """Return claims with verdict, the first thing that was measured (one for each column where there are several) and seeds."""
+    lines = []
+    for claim in claims:
+        verdict, measured = f"**{claim['verdict']}**", [part for part in claim["measured"] if part]
+        if claim["verdict"] == VERDICTS[-1]:
+            verdict = f"short runs only: {claim['note']}" if claim["note"] != "not tested" else "not tested"
+        one = "; ".join(measured) if len(claim["measured"]) > 2 else "".join(measured[:1]).split("; ")[0]
+        lines.append([claim["claim"], verdict, one, str(claim["seeds"] or "")])
+    return markdown(("claim", "verdict", "measured", "seeds"), lines)
 
 
 def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts: Mapping[str, Any]) -> str:
@@ -189,11 +174,7 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return {**TABLES, "collusion-resnet18": image_records.sentence}[name](rows)
     if kind == "floor":
         return floor_sentence(_of_table(rows, name), int(words[3]))
-    layout = layouts[name]
-    if kind == "claims":
-        return claims_table([claim for claim in claims if claim["table"] == name], layout)
-    rows = _of_table(rows, name)
-    return by_columns(rows, layout) if layout["kind"] == "transposed" else by_rows(rows, layout)
+    return table_of(_of_table(claims if kind == "claims" else rows, name), layouts[name])
 
 
 # A number of the record within a sentence: `<<TABLE; ARM; NAME>>`, the table without its page.
@@ -207,46 +188,38 @@ def _number(rows: Sequence[Record], table: str, arm: str, name: str) -> str:
     return str(value[0] if isinstance(value, list) else value)
 
 
-def by_rows(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
-    """Return a table with a line for each record."""
-    lines, before = [], ""
-    for row in rows:
-        names = list(row["arm"])
-        if layout["fill"] and names[0] == before:
-            names[0] = ""
-        else:
-            before = names[0]
-        cells = [
-            _cell(row, name, layout["patterns"].get(name, "{}"), layout["style"].get(name, "full"))
-            for name in layout["names"]
-        ]
-        lines.append([*names, *cells])
+def table_of(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
+    """Return a table: of claims, or of arms, with a line for each of them or, transposed, a column."""
+    lines: list[list[str]] = []
+    if layout["kind"] == "claims":
+        header = [*layout["columns"][:-1], "verdict", "in words"]
+        for row in rows:
+            group = [row["group"], *("" for _ in header[1:])] if "group" in row else []
+            lines.append(group or [row["claim"], *row["measured"], row["verdict"], row["note"]])
+        return markdown(header, lines)
+    if layout["kind"] == "transposed":
+        for line in layout["rows"]:
+            group = "group" in line
+            cells = ["" if group else _cell(row, line["key"], line["pattern"], line["style"]) for row in rows]
+            lines.append([line["group" if group else "label"], *cells])
+        return markdown([layout["corner"], *(row["arm"][0] for row in rows)], lines, layout["rule"])
+    patterns, styles = layout["patterns"], layout["style"]
+    for row, before in zip(rows, [None, *rows], strict=False):
+        first, *others = row["arm"]
+        again = layout["fill"] and before is not None and before["arm"][0] == first
+        cells = [_cell(row, name, patterns.get(name, "{}"), styles.get(name, "full")) for name in layout["names"]]
+        lines.append(["" if again else first, *others, *cells])
     return markdown(layout["header"], lines, layout["rule"])
-
-
-def by_columns(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
-    """Return a table with a column for each record."""
-    lines = []
-    for line in layout["rows"]:
-        if "group" in line:
-            lines.append([line["group"], *("" for _ in rows)])
-        else:
-            lines.append([line["label"], *(_cell(row, line["key"], line["pattern"], line["style"]) for row in rows)])
-    return markdown([layout["corner"], *(row["arm"][0] for row in rows)], lines, layout["rule"])
 
 
 def _cell(row: Record, name: str, pattern: str, style: str) -> str:
     """Return what a record has under a name: nothing, words, one number or several."""
     value = row["numbers"].get(name)
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
+    if value is None or isinstance(value, str):
+        return value or ""
     numbers = value if isinstance(value, list) else [value]
-    shown = [
-        str(number).replace("0.", ".", 1) if style == "bare" and abs(number) < 1 else str(number) for number in numbers
-    ]
-    text = pattern.format(*shown) if pattern.count("{}") == len(shown) else " / ".join(shown)
+    texts = [str(n).replace("0.", ".", 1) if style == "bare" and abs(n) < 1 else str(n) for n in numbers]
+    text = pattern.format(*texts) if pattern.count("{}") == len(texts) else " / ".join(texts)
     return f"**{text}**" if name in row.get("best", ()) else text
 
 
@@ -264,42 +237,23 @@ def floor_sentence(rows: Sequence[Record], images: int) -> str:
 
 def diversity_figure(rows: Sequence[Record], num_classes: int = 10) -> "matplotlib.figure.Figure":
     """Draw the arms of the Masksembles study, diversity against accuracy, below two members that err independently."""
-    from dissensus import metrics, plots
+    from dissensus import metrics
 
-    figure, (ax,) = plots.panels(width=6.4, height=4.0)
-    accuracies = [float(row["numbers"]["mean member"]) for row in rows]
-    places = [min(accuracies) + (max(accuracies) - min(accuracies)) * share / 50 for share in range(51)]
-    upper = [metrics.diversity_bounds(place, place, num_classes).upper for place in places]
-    ax.plot(places, upper, "--", color=plots.NOTE_COLOUR)
-    ax.annotate(
-        "independent errors", (places[25], upper[25]), (0, -14), textcoords="offset points", ha="center", fontsize=8
-    )
-    ax.margins(x=0.12)
-    for index, (row, accuracy) in enumerate(zip(rows, accuracies, strict=True)):
-        style: dict[str, Any] = {"color": plots.COLOURS[index % len(plots.COLOURS)], "marker": "osD^vP*X"[index % 8]}
-        height = float(row["numbers"]["diversity"])
-        ax.scatter(accuracy, height, **style)
-        name = row["arm"][0].split(",")[0]
-        ax.annotate(name, (accuracy, height), (0, 7), textcoords="offset points", ha="center", fontsize=8)
-    ax.set(xlabel="mean accuracy of members", ylabel="diversity: disagreement / error rate", ylim=(-0.05, None))
+    arms = {row["arm"][0].split(",")[0]: row["numbers"] for row in rows}
+    points = {name: (float(own["mean member"]), float(own["diversity"])) for name, own in arms.items()}
+    grid = np.linspace(min(points.values())[0], max(points.values())[0], 51).tolist()
+    upper = [metrics.diversity_bounds(place, place, num_classes).upper for place in grid]
+    lines = [Line("", [x], [y], colour=place, style="o") for place, (x, y) in enumerate(points.values())]
+    axes = {"ylabel": "diversity: disagreement / error rate", "ylim": (-0.05, None), "xmargin": 0.12}
+    independent = Line("independent errors", grid, upper, colour=None, style="--")
+    figure = draw([Panel("", "mean accuracy of members", [independent, *lines], axes)], width=6.4, height=4.0)
+    for name, point in points.items():
+        figure.axes[0].annotate(name, point, (0, 7), textcoords="offset points", ha="center", fontsize=8)
     return figure
 
 
-def claims_table(claims: Sequence[Record], layout: Mapping[str, Any]) -> str:
-    """Return the claims of one part of a page: what the document says, what was measured, the verdict and what it rests on."""
-    header = [*layout["columns"][:-1], "verdict", "in words"]
-    lines = [
-        [claim["group"], *("" for _ in header[1:])]
-        if "group" in claim
-        else [claim["claim"], *claim["measured"], claim["verdict"], claim["note"]]
-        for claim in claims
-    ]
-    return markdown(header, lines)
-
-
-def claims_page(text: str, claims: Sequence[Record]) -> str:
+def claims_page(claims: Sequence[Record]) -> str:
     """Return the page of all claims from its template: the main ones of each document, then one row each."""
-    claims = [claim for claim in claims if "claim" in claim]
     lines = []
     for claim in claims:
         name = claim["table"].split("/")[0]
@@ -311,24 +265,19 @@ def claims_page(text: str, claims: Sequence[Record]) -> str:
         lines.append([*start, numbers, seeds, claim["setting"], *end])
     header = ["document", "claim", "verdict", "numbers", "seeds", "setting", "command", "record"]
     of_each = {title: [c for c in claims if c["document"] == number] for number, title in DOCUMENTS.items()}
-    text = "\n".join(_main(line, claims) for line in text.split("\n"))
-    return text.format(
+
+    def main_ones(asked: re.Match[str]) -> str:
+        """Return the claims of a document by how they begin."""
+        own = [claim for claim in claims if claim["document"] == asked[1]]
+        chosen = [next(c for c in own if c["claim"].startswith(start)) for start in asked[2].split("; ")]
+        return _short_table(chosen).replace("](#", f"]({chosen[0]['table'].split('/')[0]}.md#")
+
+    return re.sub(r"^<!-- main (\S+) (.*) -->$", main_ones, template("claims.md"), flags=re.MULTILINE).format(
         count=len(claims),
         said=_counted(claims, VERDICTS),
         drawn="; ".join(f"{title}: {_counted(own)}" for title, own in of_each.items()),
         every_claim=markdown(header, lines),
     )
-
-
-def _main(line: str, claims: Sequence[Record]) -> str:
-    """Return a line, or the claims of a document that it asks for by how they begin: `main NUMBER START; START`."""
-    if not line.startswith("<!-- main "):
-        return line
-    number, _, starts = line.removeprefix("<!-- main ").removesuffix(" -->").partition(" ")
-    own = [claim for claim in claims if claim["document"] == number]
-    shown = [next(c for c in own if c["claim"].startswith(start)) for start in starts.split("; ")]
-    page = shown[0]["table"].split("/")[0]
-    return markdown(_CLAIM, map(_claim_line, shown)).replace("](#", f"]({page}.md#")
 
 
 def _counted(claims: Sequence[Record], always: Sequence[str] = ()) -> str:
@@ -363,36 +312,40 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 def figures() -> "dict[str, matplotlib.figure.Figure]":
     """Draw the figures of the pages from the record, by file name."""
+    from dissensus_studies.deep_ensembles.regression import count_figure
     from dissensus_studies.deep_ensembles.uci import change_figure
     from dissensus_studies.diversification.figures import baseline_figure, trade_figure
 
-    heads, masks, kinds = load("diversification"), load("masksembles"), runs(load("choosing"), "choosing")
+    heads, masks, deep = load("diversification"), load("masksembles"), load("deep-ensembles")
+    kinds, layouts = runs(load("choosing"), "choosing"), json.loads(template("figures.json"))
     strengths = drawn_lines(heads, "diversification/figure-strength")
     worst, detected = (strengths[title] for title in ("worst member's accuracy", "AUROC of PDS, severity 5"))
-    trade = {f: [(worst[f][s][0], detected[f][s][0], s) for s in worst[f]] for f in ("published", "guarded")}
-    beside = read_layouts("figures")["names beside points"]
+    costs = {k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}
+    changes = _of_table(deep, "deep-ensembles/figure-uci")
     found = {
         "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
-        "choosing": pareto({k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}, beside),
+        "choosing": pareto(costs, layouts["names beside points"]),
         "masksembles-diversity": diversity_figure(_of_table(masks, "masksembles/diversity-and-calibration")),
         "diversification-guard": guard_figure(pretrained(heads)),
         "diversification-strength": sweeps(strengths, "strength", level="deep ensemble"),
         "diversification-size": sweeps(drawn_lines(heads, "diversification/figure-size"), "members"),
-        "diversification-trade": trade_figure(trade),
-    }
-    deep = load("deep-ensembles")
-    changes = _of_table(deep, "deep-ensembles/figure-uci")
-    quartiles = {tuple(row["arm"]): [float(n) for n in row["numbers"]["change of NLL, quartiles"]] for row in changes}
-    found |= {
-        "../images/practical_regression_members": members_figure(deep),
-        "../images/uci_nll": change_figure(quartiles),
+        "diversification-trade": trade_figure(
+            {
+                form: [(worst[form][s][0], detected[form][s][0], s) for s in worst[form]]
+                for form in ("published", "guarded")
+            }
+        ),
+        "../images/practical_regression_members": count_figure(_by_members(deep)),
+        "../images/uci_nll": change_figure(
+            {tuple(row["arm"]): as_floats(row["numbers"]["change of NLL, quartiles"]) for row in changes}
+        ),
     }
     for kind in ("heads", "nets"):
         rows = _of_table(heads, f"diversification/figure-bars-{kind}")
-        numbers = {row["arm"][0]: [float(n) for n in row["numbers"]["AUROC at severity 5"]] for row in rows}
-        bars = [(name, Estimate(value, nan, (low, high))) for name, (value, low, high) in numbers.items()]
-        found[f"diversification-bars-{kind}"] = baseline_figure(bars)
+        bars = {row["arm"][0]: as_floats(row["numbers"]["AUROC at severity 5"]) for row in rows}
+        ends = [(name, Estimate(value, nan, (low, high))) for name, (value, low, high) in bars.items()]
+        found[f"diversification-bars-{kind}"] = baseline_figure(ends)
     for study in ("anchoring", "collusion", "masksembles"):
         found |= page_figures(shown(study))
     return found | {drawing.name: draw(drawing.panels) for drawing in theory.drawings()}
@@ -408,31 +361,26 @@ def page_figures(rows: Iterable[Record]) -> dict[str, "matplotlib.figure.Figure"
     for row in rows:
         if row["table"] == f"{row['study']}/figures":
             figure, panel, name = row["arm"]
-            points = {key: [float(value) for value in values] for key, values in row["numbers"].items()}
             colour = row["line"]["colour"]
-            line = Line(name, **points, colour=None if colour is None else int(colour), style=row["line"]["style"])
-            found.setdefault(figure, {}).setdefault(panel, []).append(line)
-    layouts = read_layouts("figures")["lines"]
-    figures = {}
+            look = {"colour": None if colour is None else int(colour), "style": row["line"]["style"]}
+            found.setdefault(figure, {}).setdefault(panel, []).append(Line(name, **as_floats(row["numbers"]), **look))
+    figures, layouts = {}, json.loads(template("figures.json"))["lines"]
     for figure, lines in found.items():
-        layout = dict(layouts[figure])
+        layout = layouts[figure]
         xlabel, axes = layout.pop("xlabel"), layout.pop("axes", {})
-        panels = [Panel(title, xlabel, own, axes) for title, own in lines.items()]
-        figures[figure] = draw(panels, **layout)
+        figures[figure] = draw([Panel(title, xlabel, own, axes) for title, own in lines.items()], **layout)
     return figures
 
 
-def members_figure(rows: Sequence[Record]) -> "matplotlib.figure.Figure":
-    """Draw what ensembles of the practical's regression are worth by number of members."""
-    from dissensus_studies.deep_ensembles.regression import count_figure
-
+def _by_members(rows: Sequence[Record]) -> dict[tuple[str, float, str], tuple[float, float]]:
+    """Return what ensembles of the practical's regression are worth by number of members."""
     names = {"NLL": "nll", "RMSE (median)": "rmse", "covered inside": "coverage_inside", "outside": "coverage_outside"}
     values = {}
     for row in _of_table(rows, "deep-ensembles/adversarial-training-ensembles-number-of-members"):
         for name, quantity in names.items():
             mean, error, *median = map(float, row["numbers"][name])
             values[row["arm"][0], float(row["arm"][1]), quantity] = (median[0], 0.0) if median else (mean, error)
-    return count_figure(values)
+    return values
 
 
 def _of_table(rows: Sequence[Record], table: str) -> list[Record]:
@@ -469,11 +417,12 @@ def add(run: Path, records: Path = RECORDS) -> int:
     study = max(fitting, key=len, default=run.name)
     path = records / f"{study}.jsonl"
     kept = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    arms = [json.loads(line) for line in (run / "arms.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        as_record(study, json.loads(line)) for line in (run / "arms.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     # Of an arm that was done twice, the later record.
-    new = {_name_of(row): row for row in (as_record(study, arm) for arm in arms)}
-    kept = [line for line in kept if _name_of(json.loads(line)) not in new]
-    lines = [*kept, *(json.dumps(row, ensure_ascii=False) for row in new.values())]
+    new = {_name_of(row): json.dumps(row, ensure_ascii=False) for row in rows}
+    lines = [*(line for line in kept if _name_of(json.loads(line)) not in new), *new.values()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return len(new)
 

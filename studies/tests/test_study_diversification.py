@@ -10,7 +10,7 @@ from dissensus_studies import diversification as study
 from dissensus_studies.diversification.data import Material
 from dissensus_studies.diversification.figures import baseline_bars
 from dissensus_studies.diversification.measures import Judged, collusion_record, quality_record
-from dissensus_studies.diversification.reading import Family, rows_of
+from dissensus_studies.diversification.report import Family, rows_of
 from dissensus_studies.diversification.settings import Setting, settings_of
 from dissensus_studies.harness.image_sets import load_images
 from dissensus_studies.harness.image_study import Work

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from dissensus_studies.diversification.reading import rows_of
-from dissensus_studies.diversification.report import diversification_claims
+from dissensus_studies.diversification.report import diversification_claims, rows_of
 from dissensus_studies.diversification.settings import Setting
 from dissensus_studies.harness.statistics import Estimate
 from diversification_records import fake

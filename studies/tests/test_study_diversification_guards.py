@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from dissensus_studies.diversification.reading import Family, rows_of
-from dissensus_studies.diversification.report import gains, guard_table, member_loss
+from dissensus_studies.diversification.report import Family, gains, guard_table, member_loss, rows_of
 from dissensus_studies.diversification.settings import Setting
 from diversification_records import fake
 

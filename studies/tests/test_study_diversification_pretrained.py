@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies import STUDIES
-from dissensus_studies.diversification.pretrained import Pretrained
+from dissensus_studies.diversification.data import Pretrained
 from dissensus_studies.diversification.settings import pretrained_settings
 from dissensus_studies.harness.image_sets import load_images
 from dissensus_studies.harness.image_study import Work
@@ -47,8 +47,8 @@ class Scaled(nn.Module):
 
 def test_the_guard_is_looked_at_with_few_classes_and_with_the_backbones_own(tmp_path, backbone):
     write_images(tmp_path)
-    work = Work(tmp_path / "out", data=tmp_path, sets=load_images(tmp_path, known="cifar100"))
-    material = Pretrained(work, backbone)
+    work = Work(tmp_path / "out", data=tmp_path, backbone=backbone, sets=load_images(tmp_path, known="cifar100"))
+    material = Pretrained(work)
     few, own, main = (material.features(f"pretrained C={number}") for number in (10, OUTPUTS, CLASSES))
     assert (len(main.sources[0]), material.outputs, len(material.coarse)) == (60, OUTPUTS, CLASSES)
     # Ten superclasses of two classes each are half of the images.

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from dissensus_studies.diversification.measures import Judged, detection_record, quality_record, score_names, scores_of
-from dissensus_studies.diversification.reading import auroc, estimate
+from dissensus_studies.diversification.report import auroc, estimate
 from dissensus_studies.diversification.spurious import group_record
 from dissensus_studies.harness.statistics import NORMAL_95, Estimate, mean_interval, share_ends, share_interval
 from hypothesis import given

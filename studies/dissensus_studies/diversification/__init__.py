@@ -15,12 +15,22 @@ from typing import Any
 from dissensus._machine import one_thread
 from dissensus.html import Section, Text
 from dissensus_studies.diversification.arms import record_of
-from dissensus_studies.diversification.data import Material
+from dissensus_studies.diversification.data import Material, Pretrained
 from dissensus_studies.diversification.figures import family_pictures
 from dissensus_studies.diversification.measures import PDS
-from dissensus_studies.diversification.pretrained import Pretrained
-from dissensus_studies.diversification.reading import BMA, WORST_MEMBER, Family, Place, auroc, rows_of, value_at, where
-from dissensus_studies.diversification.report import diversification_claims, family_tables, spurious_table
+from dissensus_studies.diversification.report import (
+    BMA,
+    WORST_MEMBER,
+    Family,
+    Place,
+    auroc,
+    diversification_claims,
+    family_tables,
+    rows_of,
+    spurious_table,
+    value_at,
+    where,
+)
 from dissensus_studies.diversification.settings import pretrained_settings, settings_of
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.claims import claims_table
@@ -62,9 +72,8 @@ def arms_of(work: Work) -> list[Arm]:
     ]
 
 
-def _done(arms: list[Arm], output: Path, *, settings: Record, backbone: str | None = None, **asked: Any) -> Arms:
+def _done(arms: list[Arm], output: Path, *, settings: Record, **asked: Any) -> Arms:
     """Do the arms that are asked for; return all that the folder has, also those that an earlier run was asked for."""
-    settings = settings if backbone is None else {**settings, "backbone": backbone}
     # Small tensors: several threads wait for each other more than they help, and much more on a busy machine.
     with one_thread() if settings["quick"] else nullcontext():
         done = run_arms(arms, output, settings=settings, **asked)
@@ -133,14 +142,18 @@ def run_pretrained(asked: Options) -> Path:
         raise ValueError(
             "The pretrained setting needs a folder with CIFAR-100 and a network: name them with `data` and `backbone`."
         )
-    study = replace(
-        STUDY,
-        title="Heads on a pretrained backbone",
-        lead="What disagreement gives and costs where the backbone knows more than the task.",
-        prepare=partial(Pretrained, backbone=asked.backbone),
-        do=partial(_done, backbone=asked.backbone),
+    title, lead = (
+        "Heads on a pretrained backbone",
+        "What disagreement gives and costs where the backbone knows more than the task.",
     )
-    return study.run(**vars(replace(asked, known=asked.known or "cifar100", backbone=None)))
+    study = replace(STUDY, title=title, lead=lead, prepare=Pretrained)
+    return study.run_with(replace(asked, known=asked.known or "cifar100"))
+
+
+def _prepare(work: Work) -> Material:
+    if work.backbone is not None:
+        raise ValueError("`backbone` is for setting='pretrained'; the other settings train or load their own.")
+    return Material(work)
 
 
 STUDY = ImageStudy(
@@ -149,8 +162,9 @@ STUDY = ImageStudy(
     "and what becomes of the members?",
     arms_of,
     page,
+    _prepare,
     {"pretrained": run_pretrained},
-    prepare=Material,
-    do=_done,
+    ("setting", "backbone"),
+    _done,
 )
 run = STUDY.run

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from dissensus import objectives as obj
 from dissensus.architectures import mlp
-from dissensus.data.features import CachedFeatures
 from dissensus.members import DeepEnsemble, Members
 from dissensus.objectives import Objective
 from dissensus.objectives.loss_guided import Weighting
@@ -25,7 +24,6 @@ from dissensus_studies.diversification.settings import Setting
 from dissensus_studies.diversification.spurious import group_record, spurious_sets
 from dissensus_studies.harness.arm_log import Record, file_name
 from dissensus_studies.harness.image_arms import device_name, fit_images, save_outputs, summary_line, training_record
-from dissensus_studies.harness.image_sets import ImageSets
 from dissensus_studies.masksembles import MaskSetting, make_members
 
 HEAD_BATCH, HEAD_RATE, HEAD_DECAY = 256, 1e-3, 0.01
@@ -55,55 +53,44 @@ def _nets(setting: Setting, material: Material) -> Record:
         members: Members = make_members(kind, material.network, setting.num_members)
     else:
         members = DeepEnsemble(material.network, setting.num_members, setting.seed)
-    chosen: dict[str, Any] = {**material.training, "seed": setting.seed}
+    everything, guard = material.sets.all_train, None
+    images = replace(material.sets, train=everything)
+    if setting.guard.startswith("held-out"):
+        count = max(1, round(HELD_OUT_SHARE * len(everything.x)))
+        images = replace(material.sets, train=everything.rows(slice(-count)))
+        held_out = tuple(part[-count:].to(material.device) for part in everything)
+
+        def alone() -> DeepEnsemble:
+            net = DeepEnsemble(material.network, 1, setting.seed)
+            fit_images(net, images, watch="nothing", seed=setting.seed, part="alone", **material.training)
+            return net
+
+        guard = _held_out_guard(setting, held_out, alone)
+    chosen = {**material.training, "seed": setting.seed}
     if setting.method == "diverse":
-        rate = chosen["lr"]
-        ranges = {"lr": (rate / 4, 2 * rate), "weight_decay": (1e-4, 2e-3)}
+        ranges = {"lr": (chosen["lr"] / 4, 2 * chosen["lr"]), "weight_decay": (1e-4, 2e-3)}
         chosen |= diverse_hyperparameters(setting.num_members, setting.seed, **ranges)
     chosen["epochs"] = scaled_epochs(setting, chosen["epochs"])
-    images, guard = _held_out_images(setting, material)
     objective = objective_of(setting, material.source_images, guard)
     run = fit_images(members, images, objective, watch="nothing", part="net", **chosen)
     save_outputs(members, material.sets, material.folder / "outputs" / f"{file_name(setting.name)}.npz")
-    record = {"training": training_record(run) | _epoch_seconds(run), **judge(members, material.images)}
+    record = {"training": _training(run), **judge(members, material.images)}
     if setting.method == "single":
         record["detectors"] = image_detectors(members, material.sets, material.images)
     return _with_line(record)
 
 
-def _epoch_seconds(run: Run) -> Record:
-    """Return mean and standard deviation of the last epochs' seconds: in the first, programs are made; None for too few epochs."""
+def _training(run: Run) -> Record:
+    """Return what is kept of a training, with mean and deviation of the last epochs' seconds: in the first, programs are made."""
     lengths = [after - before for before, after in pairwise(run.history.by_epoch("seconds"))][-10:]
-    return {
+    return training_record(run) | {
         "epoch_seconds": round(fmean(lengths), 5) if lengths else None,
         "epoch_deviation": round(stdev(lengths), 5) if len(lengths) > 1 else None,
     }
 
 
-def _held_out_images(setting: Setting, material: Material) -> tuple[ImageSets, obj.Guard | None]:
-    """Return what networks train on, all training images or all but those that their guard looks at, and that guard."""
-    everything = material.sets.all_train
-    if not setting.guard.startswith("held-out"):
-        return replace(material.sets, train=everything), None
-    count = max(1, round(HELD_OUT_SHARE * len(everything.x)))
-    rest = replace(material.sets, train=everything.rows(slice(-count)))
-    held_out = tuple(part[-count:].to(material.device) for part in everything)
-
-    def alone() -> DeepEnsemble:
-        net = DeepEnsemble(material.network, 1, setting.seed)
-        fit_images(net, rest, watch="nothing", seed=setting.seed, part="alone", **material.training)  # type: ignore[arg-type]
-        return net
-
-    return rest, _held_out_guard(setting, held_out, alone)
-
-
-def _held_out_guard(
-    setting: Setting, held_out: tuple[Tensor, ...] | None, alone: Callable[[], DeepEnsemble]
-) -> obj.Guard | None:
+def _held_out_guard(setting: Setting, held_out: tuple[Tensor, ...], alone: Callable[[], DeepEnsemble]) -> obj.Guard:
     """Return a guard that looks at held-out data; one by accuracy asks for that of a member trained alone."""
-    if not setting.guard.startswith("held-out"):
-        return None
-    assert held_out is not None
     x, y = held_out
     if setting.guard == "held-out loss":
         return obj.HeldOutLoss(x, y)
@@ -113,26 +100,21 @@ def _held_out_guard(
 
 def objective_of(setting: Setting, sources: tuple[Tensor, ...], guard: obj.Guard | str | None = None) -> Objective:
     """Return what an ensemble minimises; `sources` are inputs to disagree on, `guard` is one that is more than a name."""
-    active = setting.active or None
+    name, strength, active = setting.guard, setting.strength, setting.active or None
     if setting.method == "ldr":
-        falling = partial(_falling, setting.strength)
-        strength: Any = falling if setting.guard == "falling" else setting.strength
-        weighting: Weighting = "inverse_probability" if setting.guard == "inverse probability" else "loss"
-        return obj.LossGuided(strength, active=active, guard=guard or _guard_of(setting.guard), weighting=weighting)
+        if name.startswith("share="):
+            guard = obj.LossShare(float(name.removeprefix("share=")))
+        named = "none" if name in ("falling", "inverse probability") else name
+        falling: Any = partial(_falling, strength) if name == "falling" else strength
+        weighting: Weighting = "inverse_probability" if name == "inverse probability" else "loss"
+        return obj.LossGuided(falling, active=active, guard=guard or named, weighting=weighting)
     if setting.method in ("a2d", "divdis"):
-        other = sources[setting.source]
-        return obj.Disagree(other, regulariser=setting.method, strength=setting.strength, active=active)
-    return obj.Joint(setting.strength) if setting.method == "joint" else obj.Independent()
+        return obj.Disagree(sources[setting.source], regulariser=setting.method, strength=strength, active=active)
+    return obj.Joint(strength) if setting.method == "joint" else obj.Independent()
 
 
 def _falling(strength: float, progress: Tensor) -> Tensor:
     return strength * (1 - progress) ** 2
-
-
-def _guard_of(name: str) -> obj.Guard | str | None:
-    if name.startswith("share="):
-        return obj.LossShare(float(name.removeprefix("share=")))
-    return {"falling": "none", "inverse probability": "none"}.get(name, name)
 
 
 def scaled_epochs(setting: Setting, epochs: int) -> int:
@@ -148,22 +130,27 @@ def _backbone(setting: Setting, material: Material) -> Record:
     assert trained is not None
     assert labels is not None
     detectors = detector_record(features.train.resident(material.device), labels, features.judged)
-    line = (
-        f"{trained['classes']} classes, {trained['images']} images, {features.width} features, "
-        f"{trained['training']['seconds']:.1f} s"
-    )
-    return {**trained, "detectors": detectors, "line": line}
+    size = f"{trained['classes']} classes, {trained['images']} images, {features.width} features"
+    return {**trained, "detectors": detectors, "line": f"{size}, {trained['training']['seconds']:.1f} s"}
 
 
 def _heads(setting: Setting, material: Material) -> Record:
     """Train heads on the features of a frozen backbone."""
     features = material.features(setting.backbone)
     heads, run, extra = train_heads(setting, features, material)
-    training = training_record(run) | _epoch_seconds(run)
+    training = _training(run)
     training.pop("history")
     record = judge(heads, features.judged, diagnosed=material.whole_records)
     record = _with_line({"training": training, **extra, **record})
-    return record if material.whole_records else _short(record)
+    if not material.whole_records:
+        # There are several seeds: values without their intervals over images, diagnosis and examples.
+        short = {key: _values(record[key]) for key in ("test", "unique", "pds", "accuracy", "auroc")}
+        record = {key: entry for key, entry in record.items() if key not in ("gallery", "finding")} | short
+    return record
+
+
+def _values(entry: Any) -> Any:
+    return {key: _values(each) for key, each in entry.items()} if isinstance(entry, Mapping) else round(entry[0], 5)
 
 
 def train_heads(setting: Setting, features: Features, material: Material) -> tuple[DeepEnsemble, Run, Record]:
@@ -186,45 +173,26 @@ def train_heads(setting: Setting, features: Features, material: Material) -> tup
         chosen |= diverse_hyperparameters(setting.num_members, setting.seed)
     epochs = scaled_epochs(setting, material.head_epochs)
     if setting.method == "two-stage":
-        return heads, *_two_stages(setting, heads, train, (material.head_epochs, epochs), chosen)
-
-    def alone() -> DeepEnsemble:
-        return train_heads(
-            replace(setting, method="single", num_members=1, guard="none", active=0), features, material
-        )[0]
-
-    guard = _held_out_guard(setting, features.validation, alone)
+        # Fit one head, and disagree on the training features that it is least sure of.
+        x, y = train.features, train.targets
+        assert isinstance(x, Tensor)
+        assert y is not None
+        y = y.to(x.device)
+        alone = DeepEnsemble.from_members([heads.member(0)])
+        fit(alone, replace(train, targets=y), epochs=material.head_epochs, **chosen)
+        logits = predict(alone, x)[0]
+        threshold = float(torch.quantile(logits.softmax(-1).amax(-1).float()[: 10**6], UNSURE_SHARE))
+        active = setting.active or None
+        data, objective = obj.two_stage(x, y, logits, threshold, strength=setting.strength, active=active)
+        run = fit(heads, data, objective=objective, epochs=ceil(epochs / train.passes), **chosen)
+        return heads, run, {"threshold": round(threshold, 5), "unsure": len(objective.ood_data)}  # type: ignore[arg-type]
+    guard = None
+    if setting.guard.startswith("held-out"):
+        assert features.validation is not None
+        single = replace(setting, method="single", num_members=1, guard="none", active=0)
+        guard = _held_out_guard(setting, features.validation, lambda: train_heads(single, features, material)[0])
     objective = objective_of(setting, features.sources, guard)
     return heads, fit(heads, train, objective=objective, epochs=epochs, **chosen), {}
-
-
-def _two_stages(
-    setting: Setting, heads: DeepEnsemble, train: CachedFeatures, epochs: tuple[int, int], chosen: Mapping[str, Any]
-) -> tuple[Run, Record]:
-    """Fit one head, and disagree on the training features that it is least sure of."""
-    x, y = train.features, train.targets
-    assert isinstance(x, Tensor)
-    assert y is not None
-    y = y.to(x.device)
-    alone = DeepEnsemble.from_members([heads.member(0)])
-    fit(alone, replace(train, targets=y), epochs=epochs[0], **chosen)
-    logits = predict(alone, x)[0]
-    threshold = float(torch.quantile(logits.softmax(-1).amax(-1).float()[: 10**6], UNSURE_SHARE))
-    data, objective = obj.two_stage(x, y, logits, threshold, strength=setting.strength, active=setting.active or None)
-    run = fit(heads, data, objective=objective, epochs=ceil(epochs[1] / train.passes), **chosen)
-    return run, {"threshold": round(threshold, 5), "unsure": len(objective.ood_data)}  # type: ignore[arg-type]
-
-
-def _short(record: Record) -> Record:
-    """Keep the values of a record, without their intervals over images, diagnosis and examples: there are several seeds."""
-
-    def value(entry: Any) -> Any:
-        if isinstance(entry, Mapping):
-            return {key: value(each) for key, each in entry.items()}
-        return round(entry[0], 5)
-
-    short = {key: value(record[key]) for key in ("test", "unique", "pds", "accuracy", "auroc")}
-    return {key: entry for key, entry in record.items() if key not in ("gallery", "finding")} | short
 
 
 def _spurious(setting: Setting, material: Material) -> Record:
@@ -235,12 +203,13 @@ def _spurious(setting: Setting, material: Material) -> Record:
     chosen = {**material.training, "seed": setting.seed, "epochs": SPURIOUS_EPOCHS * material.epochs}
     # The others' data to disagree on are the validation images, whose backgrounds do not go with the class.
     objective = objective_of(setting, (sets.validation.x, sets.validation.x))
-    run = fit_images(members, sets, objective, watch="nothing", part="net", **chosen)  # type: ignore[arg-type]
+    run = fit_images(members, sets, objective, watch="nothing", part="net", **chosen)
     logits = predict(members, sets.test.x.to(material.device)).float().cpu()
     found = group_record(logits, sets.test.y, made.test_groups)
+    worst = {way: f"{value[0]:.4f}" for way, value in found["worst_group"].items()}
     line = (
-        f"worst group {found['worst_group']['ensemble'][0]:.4f}, best member {found['worst_group']['oracle'][0]:.4f}, "
-        f"accuracy {found['group_accuracy']['ensemble']:.4f}, {run.epoch} epochs in {run.seconds:.1f} s"
+        f"worst group {worst['ensemble']}, best member {worst['oracle']}, accuracy {found['group_accuracy']['ensemble']:.4f}, "
+        f"{run.epoch} epochs in {run.seconds:.1f} s"
     )
     sizes = [len(part.x) for part in (sets.train, sets.validation, sets.test)]
     return {"training": training_record(run), "images": sizes, "backgrounds": made.backgrounds, **found, "line": line}
@@ -254,9 +223,4 @@ def _with_line(record: Record) -> Record:
     return record | {"line": ", ".join(parts)}
 
 
-_WORKS: Mapping[str, Callable[[Setting, Material], Record]] = {
-    "nets": _nets,
-    "backbone": _backbone,
-    "heads": _heads,
-    "spurious": _spurious,
-}
+_WORKS = {"nets": _nets, "backbone": _backbone, "heads": _heads, "spurious": _spurious}

@@ -1,9 +1,19 @@
-"""What the arms of `diversification` share: corrupted images, images to disagree on, frozen backbones and their features."""
+"""What the arms of `diversification` share: corrupted images, images to disagree on, frozen backbones and their features.
+
+With `--setting pretrained --backbone MODULE:FUNCTION` the document's regime: a backbone that was trained elsewhere and knows far more
+than the training set, frozen, and small heads on its features. CIFAR-100 with its hundred classes is the main task; the guard of
+loss-guided disagreement is also looked at with ten classes (the images of ten superclasses) and with as many as the backbone itself was
+trained for (its own answers are the labels).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,10 +24,12 @@ from dissensus.data.features import CachedFeatures
 from dissensus.members import DeepEnsemble
 from dissensus.training.engines import EngineName
 from dissensus_studies.anchoring.arms import without_head
+from dissensus_studies.choosing import reserved
 from dissensus_studies.diversification.measures import Judged
+from dissensus_studies.diversification.settings import FEW
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_arms import augmentation, fit_images, on_pixels, training_record
-from dissensus_studies.harness.image_sets import Images, ImageSets
+from dissensus_studies.harness.image_sets import Images, ImageSets, image_folder
 from dissensus_studies.harness.image_study import Work
 from dissensus_studies.masksembles import small_network
 
@@ -32,6 +44,8 @@ EPOCHS, QUICK_EPOCHS = 30, 8
 HEAD_EPOCHS, QUICK_HEAD_EPOCHS = 10, 15
 RATE, BATCH, QUICK_BATCH = 0.2, 128, 64
 UNUSED = "not trained with"
+# Of heads on a backbone that was trained elsewhere.
+HIDDEN = 256
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,7 @@ class Material:
         return on_pixels(make(classes or self.sets.num_classes), self.sets)
 
     @property
-    def training(self) -> dict[str, object]:
+    def training(self) -> dict[str, Any]:
         """How networks are trained from scratch: SGD in one cycle."""
         return {
             "epochs": self.epochs,
@@ -129,12 +143,26 @@ class Material:
             self._features[backbone] = self.make_features(backbone)
         return self._features[backbone]
 
-    def make_features(self, backbone: str) -> Features:
+    def make_features(self, kind: str) -> Features:
         """Train a backbone on "half" of the classes or the "whole" training set, freeze it, and keep what it says of all images."""
-        net, record = self._train_backbone(backbone)
-        sets, read = self.sets, partial(features_of, net, device=self.device)
-        options = {"augment": augmentation(sets), "seed": self.seed, "device": self.device}
-        train = cache_features(net, sets.train, passes=PASSES, **options)  # type: ignore[arg-type]
+        classes = self.sets.num_classes if kind == "whole" else max(2, -(-self.sets.num_classes // 2))
+        sets = of_first_classes(self.sets, classes)
+        ensemble = DeepEnsemble(lambda: self.network(classes), 1, self.seed)
+        run = fit_images(
+            ensemble,
+            sets,
+            watch="nothing",
+            seed=self.seed,
+            checkpoint_dir=self.folder / "backbones" / f"{kind}-{self.epochs}-{len(sets.train.x)}-{self.seed}",
+            checkpoint_every=self.epochs,
+            resume=True,
+            **self.training,
+        )
+        record = {"training": training_record(run), "classes": classes, "images": len(sets.train.x)}
+        net, sets = without_head(ensemble.member(0)), self.sets
+        read = partial(features_of, net, device=self.device)
+        options: dict[str, Any] = {"augment": augmentation(sets), "seed": self.seed, "device": self.device}
+        train = cache_features(net, sets.train, passes=PASSES, **options)
         assert isinstance(train.features, Tensor)
         judged = self.images.map(read, outputs=0)
         return Features(
@@ -147,23 +175,6 @@ class Material:
             record,
         )
 
-    def _train_backbone(self, kind: str) -> tuple[nn.Module, Record]:
-        classes = self.sets.num_classes if kind == "whole" else max(2, -(-self.sets.num_classes // 2))
-        sets = of_first_classes(self.sets, classes)
-        ensemble = DeepEnsemble(lambda: self.network(classes), 1, self.seed)
-        run = fit_images(
-            ensemble,
-            sets,
-            watch="nothing",
-            seed=self.seed,
-            checkpoint_dir=self.folder / "backbones" / f"{kind}-{self.epochs}-{len(sets.train.x)}-{self.seed}",
-            checkpoint_every=self.epochs,
-            resume=True,
-            **self.training,  # type: ignore[arg-type]
-        )
-        record = {"training": training_record(run), "classes": classes, "images": len(sets.train.x)}
-        return without_head(ensemble.member(0)), record
-
 
 def of_first_classes(sets: ImageSets, classes: int) -> ImageSets:
     """Return the sets with images of the first classes only."""
@@ -173,3 +184,71 @@ def of_first_classes(sets: ImageSets, classes: int) -> ImageSets:
 
     train, validation, test = map(part, (sets.train, sets.validation, sets.test))
     return replace(sets, train=train, validation=validation, test=test, num_classes=classes)
+
+
+class Pretrained(Material):
+    """What heads on a pretrained backbone need: features of three tasks, by what heads of them are called after."""
+
+    whole_records = False
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        assert work.data is not None
+        assert work.backbone is not None
+        self.head_epochs = work.epochs or HEAD_EPOCHS
+        # Of the classes, the superclasses.
+        self.coarse = superclasses(work.data)
+        self.body, self.head = load_backbone(work.backbone, self.device)
+        self.outputs = int([layer for layer in self.head.modules() if isinstance(layer, nn.Linear)][-1].out_features)
+        self.sets, elsewhere = reserved(work.sets)
+        self.disagreed = tuple(name for name in work.sets.ood if name not in self.sets.ood)
+        sets, place = self.sets, self.device
+        read = partial(features_of, self.body, device=place, batch_size=500)
+        x, y = read(sets.all_train.x), sets.all_train.y.to(place)
+        known = Judged(read(sets.test.x), sets.test.y.to(place), {}, {})
+        sources = (read(elsewhere),)
+        everything = replace(known, ood={name: read(x) for name, x in sets.ood.items()}, groups=sets.ood_groups)
+        groups, test_groups = (self.coarse.to(place)[labels] for labels in (y, known.labels))
+        few, test_few = groups < FEW, test_groups < FEW
+        superclass = replace(known, test=known.test[test_few], labels=test_groups[test_few])
+        with torch.no_grad():
+            own, own_test = (self.head(part).argmax(-1) for part in (x, known.test))
+        for classes, features, labels, judged in (
+            (FEW, x[few], groups[few], superclass),
+            (self.outputs, x, own, replace(known, labels=own_test)),
+            (len(self.coarse), x, y, everything),
+        ):
+            task = Features(CachedFeatures(features, labels), judged, sources, classes, HIDDEN)
+            self._features[f"pretrained C={classes}"] = task
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The set that is disagreed on and that nothing is judged by."""
+        return self.disagreed
+
+
+def load_backbone(name: str, device: torch.device) -> tuple[nn.Module, nn.Module]:
+    """Return a backbone up to its features, from uint8 images, and its own last layer: what `"module:function"` returns."""
+    module, _, function = name.partition(":")
+    try:
+        body, head = getattr(import_module(module), function)()
+    except (ImportError, AttributeError, TypeError, ValueError) as problem:
+        raise ValueError(
+            f"`backbone` must be module:function, a function that returns two networks, images to features and features to logits; "
+            f"{name!r} gave {type(problem).__name__}: {problem}"
+        ) from problem
+    return body.eval().to(device), head.eval().to(device)
+
+
+def superclasses(data: Path) -> Tensor:
+    """Return the superclass of each class of CIFAR-100, from the labels `y` and `y_coarse` of its test file."""
+    path = image_folder(data) / "cifar100_test.npz"
+    if not path.is_file():
+        raise ValueError(f"The pretrained setting trains on CIFAR-100; there is no {path.name} in {path.parent}.")
+    with np.load(path, allow_pickle=False) as arrays:
+        if "y_coarse" not in arrays.files:
+            raise ValueError(f"{path.name} must hold the superclasses, y_coarse, beside the classes, y.")
+        fine, coarse = (torch.from_numpy(arrays[name].astype(np.int64)) for name in ("y", "y_coarse"))
+    found = torch.zeros(int(fine.max()) + 1, dtype=torch.int64)
+    found[fine] = coarse
+    return found

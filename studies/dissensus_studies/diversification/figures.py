@@ -1,18 +1,19 @@
 """Numbers of `diversification`, of a run or of the record, in; its figures out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from dissensus import plots
 from dissensus.html import Picture
 from dissensus_studies.diversification.measures import PDS
-from dissensus_studies.diversification.reading import (
+from dissensus_studies.diversification.report import (
     SCORES,
     SHOWN,
     WORST_MEMBER,
     Family,
     Place,
-    Records,
     auroc,
     estimate,
     value_at,
@@ -35,38 +36,42 @@ Points = Mapping[str, Sequence[tuple[float, float, float]]]
 
 def family_pictures(outputs: Outputs, family: Family, detectors: Mapping[str, Any], sets: ImageSets) -> list[Picture]:
     """Return the figures of a family of ensembles, as far as there are arms for them."""
-    name = f"diversification_{family.name.replace(' ', '_')}"
-    found = []
-
-    def add(kind: str, figure: "matplotlib.figure.Figure", alt: str, caption: str) -> None:
-        found.append(outputs.picture(f"{name}_{kind}", figure, f"{alt}, {family.name}", caption))
-
+    found: list[tuple[str, matplotlib.figure.Figure, str, str]] = []
     if bars := baseline_bars(family, detectors):
         caption = (
             "The better one of BMA and PDS, PDS alone for LDR, as the document's figure 4; detectors look at features."
         )
-        add("bars", baseline_figure(bars), "AUROC at severity 5 of every method", caption)
-    for kind, drawing in sweeps_of(family).items():
-        add(kind, draw(drawing.panels), drawing.title, drawing.caption)
-    points = trade_points(family)
+        found.append(("bars", baseline_figure(bars), "AUROC at severity 5 of every method", caption))
+    found += [(each.name, draw(each.panels), each.title, each.caption) for each in sweeps_of(family)]
+    points: dict[str, list[tuple[float, float, float]]] = {}
+    for setting, records in family.usual(method="ldr").items():
+        worst, value = estimate(records, WORST_MEMBER), estimate(records, auroc("C-5", PDS))
+        if setting.guard != "inverse probability" and worst is not None and value is not None:
+            points.setdefault(setting.guard, []).append((worst.value, value.value, setting.strength))
     if sum(map(len, points.values())) > 2:
         caption = "Numbers are strengths. To the left, members are of no use by themselves."
-        add("trade", trade_figure(points), "AUROC of PDS against the worst member's accuracy, by guard", caption)
+        alt = "AUROC of PDS against the worst member's accuracy, by guard"
+        found.append(("trade", trade_figure(points), alt, caption))
     guided = family.guided(guard=GUARDED)
     if guided and guided[0].get("gallery", {}).get("most"):
         caption = "As the document's figure 3: most and least different by PDS; strength 0.5, guarded. Last line: other members."
         alt = "test images that guarded members differ most and least on"
-        add("gallery", gallery_figure(guided[0]["gallery"], sets), alt, caption)
-    return found
+        found.append(("gallery", gallery_figure(guided[0]["gallery"], sets), alt, caption))
+    start = f"diversification_{family.name.replace(' ', '_')}"
+    return [
+        outputs.picture(f"{start}_{kind}", figure, f"{alt}, {family.name}", caption)
+        for kind, figure, alt, caption in found
+    ]
 
 
-def sweeps_of(family: Family) -> dict[str, Drawing]:
+def sweeps_of(family: Family) -> list[Drawing]:
     """Return figure 5: diversity, members' accuracy and AUROC of PDS against the strength, and against the number of members."""
-    columns = {
-        "mean PDS (sum)": _reads(("pds", "C-5" if "C-5" in family.parts else "test")),
-        "worst member's accuracy": _reads(WORST_MEMBER),
-        **{f"AUROC of PDS, {part}": _reads(auroc(part, PDS)) for part in family.pooled},
+    places = {
+        "mean PDS (sum)": ("pds", "C-5" if "C-5" in family.parts else "test"),
+        "worst member's accuracy": WORST_MEMBER,
+        **{f"AUROC of PDS, {part}": auroc(part, PDS) for part in family.pooled},
     }
+    columns = {title: partial(_read, place) for title, place in places.items()}
     sizes = {"num_members": (2, 5, 10, 50)}
     guided, alone = family.usual(method="ldr", guard=FORMS, **sizes), family.usual(method="deep", **sizes)
     strengths = [
@@ -81,55 +86,40 @@ def sweeps_of(family: Family) -> dict[str, Drawing]:
         for record in own
     ]
     levels = {name: own for name, own in {"deep": family.one(), "strength 0": family.guided(0.0)}.items() if own}
-    found = {}
-    if len({strength for _, strength, _ in strengths}) > 1:
-        title, caption = (
-            "diversity, members' accuracy and AUROC against the strength",
+    found = []
+    for kind, points, along, levelled, title, caption in (
+        (
+            *("strength", strengths, "strength", levels, "diversity, members' accuracy and AUROC against the strength"),
             "As the document's figure 5. Means over runs.",
-        )
-        options: dict[str, Any] = {"levels": levels, "xscale": "log", "caption": caption}
-        found["strength"] = sweep("strength", title, strengths, columns, "strength", **options)
-    if len({size for _, size, _ in members}) > 1:
-        title = "the same against the number of members"
-        caption = "As the document's figure 5, strength 0.5; each member takes as many steps as it would alone."
-        found["size"] = sweep("size", title, members, columns, "members", caption=caption, xscale="log")
+        ),
+        (
+            *("size", members, "members", None, "the same against the number of members"),
+            "As the document's figure 5, strength 0.5; each member takes as many steps as it would alone.",
+        ),
+    ):
+        if len({place for _, place, _ in points}) > 1:
+            found.append(sweep(kind, title, points, columns, along, levels=levelled, caption=caption, xscale="log"))
     return found
 
 
-def _reads(place: Place) -> Callable[[Record], float]:
-    def read(record: Record) -> float:
-        value = value_at(record, place)
-        return float("nan") if value is None or value[0] is None else float(value[0])
-
-    return read
+def _read(place: Place, record: Record) -> float:
+    value = value_at(record, place)
+    return nan if value is None or value[0] is None else float(value[0])
 
 
 def baseline_bars(family: Family, detectors: Mapping[str, Any]) -> list[tuple[str, Estimate]]:
     """Return figure 4's bars, lowest first: each method's better one of BMA and PDS, loss-guided ones' PDS, detectors, energy."""
-    bars: list[tuple[str, Estimate]] = []
-
-    def add(name: str, records: Records, scores: Sequence[str]) -> None:
+    bars = {
+        name.replace("_", " ").replace("mahalanobis", "Mahalanobis"): Estimate.of([value], share=True)
+        for name, value in detectors.items()
+    }
+    usual = family.usual(num_members=(1, 5), guard=FORMS, strength=(0, 0.1, SHOWN, 1, 5))
+    judged = {s.row: (own, [PDS] if s.method == "ldr" else list(SCORES.values())) for s, own in usual.items()}
+    for name, (records, scores) in {**judged, "deep, energy": (family.one(), ["mean_energy"])}.items():
         values = [value for score in scores if (value := estimate(records, auroc("C-5", score))) is not None]
         if values:
-            bars.append((name, max(values, key=lambda value: value.value)))
-
-    for setting, records in family.usual(num_members=(1, 5), guard=FORMS, strength=(0, 0.1, SHOWN, 1, 5)).items():
-        add(setting.row, records, [PDS] if setting.method == "ldr" else list(SCORES.values()))
-    add("deep, energy", family.one(), ["mean_energy"])
-    for name, value in detectors.items():
-        words = name.replace("_", " ").replace("mahalanobis", "Mahalanobis")
-        bars.append((words, Estimate.of([value], share=True)))
-    return sorted(bars, key=lambda bar: bar[1].value)
-
-
-def trade_points(family: Family) -> Points:
-    """Return what each loss-guided ensemble's worst member and its PDS are worth, by guard."""
-    points: dict[str, list[tuple[float, float, float]]] = {}
-    for setting, records in family.usual(method="ldr").items():
-        worst, value = estimate(records, WORST_MEMBER), estimate(records, auroc("C-5", PDS))
-        if setting.guard != "inverse probability" and worst is not None and value is not None:
-            points.setdefault(setting.guard, []).append((worst.value, value.value, setting.strength))
-    return points
+            bars[name] = max(values, key=lambda value: value.value)
+    return sorted(bars.items(), key=lambda bar: bar[1].value)
 
 
 def baseline_figure(bars: Sequence[tuple[str, Estimate]]) -> "matplotlib.figure.Figure":

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dissensus import metrics
 from dissensus.aggregation import AGGREGATIONS, oracle_selection
@@ -14,7 +14,7 @@ from dissensus.detectors import DETECTORS
 from dissensus.diagnostics import diagnose
 from dissensus.members import DeepEnsemble, Members
 from dissensus.predictions import predict
-from dissensus.scores import KNOWLEDGE_SCORES, SCORES, all_scores
+from dissensus.scores import KNOWLEDGE_SCORES, SCORES, all_scores, num_unique
 from dissensus_studies.anchoring.arms import without_head
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_sets import ImageSets
@@ -46,12 +46,9 @@ class Judged:
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def map(self, function: Callable[[Tensor], Tensor], inputs: int = 0, outputs: int = 1) -> "Judged":
-        """Return what a function makes of every set, such as members' logits; inputs are on these axes of what it takes and returns.
-
-        It is called once, with all sets joined: forty small calls cost more than the work in them.
-        """
-        corrupted = [x for sets in self.corrupted.values() for x in sets.values()]
-        parts = [self.test, *self.ood.values(), *corrupted]
+        """Return what a function makes of every set, such as members' logits; inputs are on these axes of what it takes and returns."""
+        parts = [self.test, *self.ood.values(), *(x for sets in self.corrupted.values() for x in sets.values())]
+        # Once, with all sets joined: forty small calls cost more than the work in them.
         made = iter(function(torch.cat(parts, inputs)).split([x.shape[inputs] for x in parts], outputs))
         return replace(
             self,
@@ -76,7 +73,10 @@ def judge(members: Members, inputs: Judged, diagnosed: bool = True) -> Record:
         record["finding"] = collusion_record(logits) if diagnosed else {}
         record["gallery"] = disputed(logits.test, scores.test[names.index(PDS)])
         if isinstance(members, DeepEnsemble):
-            _add_soup(record["accuracy"], members, inputs)
+            # The average of all members' weights.
+            soup = replace(inputs, ood={}).map(_alone(members.soup(), device_of(members)), outputs=0)
+            for name, answers in soup.labelled.items():
+                record["accuracy"][name]["soup"] = hits_interval(answers, inputs.labels[: len(answers[0])])
     return record
 
 
@@ -108,15 +108,11 @@ def detection_record(names: Sequence[str], scores: Judged) -> dict[str, dict[str
 
 
 def aurocs(known: Tensor, unknown: Sequence[Tensor], paired: bool = False) -> list[Interval]:
-    """Return the AUROC of each score, averaged over unknown sets, with its 95 % interval over inputs.
+    """Return the AUROC of each score, `(scores, inputs)`, averaged over unknown sets, with its 95 % interval over inputs.
 
     An AUROC is the mean over unknown inputs of the share of known inputs below each, ties counting one half. The spread of these
     shares, and of those of the known inputs, gives its standard error: DeLong et al., 1988, <https://doi.org/10.2307/2531595>.
-
-    Args:
-        known: Scores of known inputs, `(scores, inputs)`.
-        unknown: Those of one or more unknown sets.
-        paired: Whether unknown input i was made from known input i, so that the two vary together.
+    `paired` where unknown input i was made from known input i, so that the two vary together.
 
     Example:
         >>> aurocs(torch.tensor([[0.0, 1.0]]), [torch.tensor([[1.0, 2.0]])])[0][0]
@@ -129,7 +125,7 @@ def aurocs(known: Tensor, unknown: Sequence[Tensor], paired: bool = False) -> li
     else:
         squared = _squared_error(above) + torch.stack([_squared_error(own) for own in below]).mean(0) / len(below)
     values = torch.stack([own.mean(1) for own in below]).mean(0).tolist()
-    least = min(above.shape[1], *(own.shape[1] for own in below))
+    least = min(own.shape[1] for own in (above, *below))
     return [
         [round(number, 6) for number in (value, *share_ends(value, error, least))]
         for value, error in zip(values, squared.sqrt().tolist(), strict=True)
@@ -156,14 +152,14 @@ def quality_record(judged: Judged) -> Record:
     hindsight, on clean and corrupted images.
     """
     logits, labels = judged.test, judged.labels
-    mixture = logits.float().softmax(-1).mean(0)
-    right = (logits.argmax(-1) == labels).float()
+    mixture, answers = logits.float().softmax(-1).mean(0), logits.argmax(-1)
+    right = (answers == labels).float()
     whole = {
         "nll": metrics.nll(mixture, labels),
         "brier": metrics.brier(mixture, labels),
         "ece": metrics.ece(mixture.cpu(), labels.cpu()),
         "ece_floor": ece_floor(mixture.amax(-1).numpy(force=True)),
-        "disagreement": metrics.mean_disagreement(logits.argmax(-1)) if len(logits) > 1 else 0.0,
+        "disagreement": metrics.mean_disagreement(answers) if len(logits) > 1 else 0.0,
     }
     test: dict[str, Sequence[float | None]] = {
         "accuracy": hits_interval([mixture], labels),
@@ -171,22 +167,17 @@ def quality_record(judged: Judged) -> Record:
         **{name: [round(float(value), 6), None, None] for name, value in whole.items()},
     }
     sets = {"test": [logits], **{name: [found] for name, found in judged.ood.items()}, **judged.labelled}
+
+    def means(function: Callable[[Tensor], Tensor]) -> dict[str, Interval]:
+        return {name: mean_interval(torch.stack([function(x) for x in own]).mean(0)) for name, own in sets.items()}
+
     return {
         "test": test,
         "members": [round(value, 5) for value in right.mean(1).tolist()],
-        "unique": {name: _mean_unique(found) for name, found in sets.items()},
-        "pds": {name: _mean_pds(found) for name, found in sets.items()},
+        "unique": means(lambda x: num_unique(x).double()),
+        "pds": means(lambda x: x.float().softmax(-1).amax(0).sum(-1)),
         "accuracy": {name: _accuracies(found, labels[: found[0].shape[1]]) for name, found in judged.labelled.items()},
     }
-
-
-def _mean_unique(sets: Sequence[Tensor]) -> list[float]:
-    answers = [logits.argmax(-1).sort(0).values for logits in sets]
-    return mean_interval(torch.stack([1 + (a[1:] != a[:-1]).sum(0) for a in answers]).double().mean(0))
-
-
-def _mean_pds(sets: Sequence[Tensor]) -> list[float]:
-    return mean_interval(torch.stack([x.float().softmax(-1).amax(0).sum(-1) for x in sets]).mean(0))
 
 
 def _accuracies(sets: Sequence[Tensor], labels: Tensor) -> dict[str, list[float]]:
@@ -212,37 +203,34 @@ def collusion_record(judged: Judged) -> Record:
 
 def disputed(logits: Tensor, pds: Tensor) -> Record:
     """Return the known images of the largest and of the smallest PDS: their places, the ensemble's answer and every member's."""
-    order = pds.argsort(descending=True).cpu()
+    order = pds.argsort(descending=True).tolist()
     count = min(SHOWN_IMAGES, len(order) // 2)
     answers, together = logits.argmax(-1).cpu(), logits.float().mean(0).argmax(-1).cpu()
-
-    def shown(place: int) -> Record:
-        own = {"ensemble": int(together[place]), "answers": answers[:, place].tolist()}
-        return {"image": place, **own, "pds": round(float(pds[place]), 5)}
-
-    chosen = {"most": order[:count], "least": order[-count:]}
-    return {name: [shown(place) for place in places.tolist()] for name, places in chosen.items()}
-
-
-def _add_soup(found: Record, members: DeepEnsemble, inputs: Judged) -> None:
-    """Add the accuracy of the average of all members' weights."""
-    soup = DeepEnsemble.from_members([members.soup()])
-    soup.to(device_of(members))
-    answered = replace(inputs, ood={}).map(partial(_single, soup), outputs=0)
-    for name, answers in answered.labelled.items():
-        found[name]["soup"] = hits_interval(answers, inputs.labels[: len(answers[0])])
+    return {
+        name: [
+            {
+                "image": i,
+                "ensemble": int(together[i]),
+                "answers": answers[:, i].tolist(),
+                "pds": round(float(pds[i]), 5),
+            }
+            for i in places
+        ]
+        for name, places in (("most", order[:count]), ("least", order[-count:]))
+    }
 
 
-def _single(net: DeepEnsemble, x: Tensor) -> Tensor:
-    return predict(net, x, batch_size=_BATCH)[0]
+def _alone(net: nn.Module, place: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return what one network says of inputs."""
+    ensemble = DeepEnsemble.from_members([net])
+    ensemble.to(place)
+    return lambda x: predict(ensemble, x, batch_size=_BATCH)[0]
 
 
 def image_detectors(members: Members, sets: ImageSets, images: Judged) -> Record:
     """Return the AUROC of detectors fitted to the last features of a network."""
     place = images.test.device
-    net = DeepEnsemble.from_members([without_head(members.member(0))])
-    net.to(place)
-    run = partial(_single, net)
+    run = _alone(without_head(members.member(0)), place)
     train = run(sets.train.x[:DETECTOR_IMAGES].to(place))
     return detector_record(train, sets.train.y, images.map(run, outputs=0))
 

@@ -1,7 +1,7 @@
 """Which ensembles the study `diversification` trains, what they are called, and in which order."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -13,44 +13,29 @@ FORMS = (PUBLISHED, GUARDED)
 REPEATS = 3
 
 WITH_STRENGTH = ("ldr", "a2d", "divdis", "two-stage", "joint")
-
-_NUMBERS = {"A": "active", "M": "num_members", "layers": "layers"}
-
-Kind = Literal["nets", "backbone", "heads", "spurious"]
+_NUMBERS = {"A": "active", "M": "num_members", "layers": "layers", "source": "source"}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One ensemble of the study.
+    """One ensemble of the study."""
 
-    Attributes:
-        kind: "nets" trained from scratch, "heads" on a frozen backbone, nets on the "spurious" set; or the "backbone" itself.
-        method: "single", "deep", "diverse" (hyperparameters), "ldr" (loss-guided), "a2d" or "divdis" on other images, "two-stage", "joint";
-            "masksembles", "dropout" or "batch" for nets.
-        num_members: Members.
-        strength: Weight of the disagreement.
-        guard: What holds loss-guided disagreement back; "none" is the published form, "inverse probability" that form with
-            weights of the other kind.
-        active: Members drawn for a step; 0 for all.
-        layers: Of each head.
-        backbone: Whether the backbone was trained on "half" of the classes, on the "whole" training set, or elsewhere and heads have
-            so many classes ("pretrained C=100").
-        source: Which other images a method disagrees on: 0 or 1.
-        fixed: Whether heads train for the same epochs whatever their number; otherwise so that each takes as many steps as alone.
-        seed: Of the run.
-    """
-
-    kind: Kind
+    # "nets" trained from scratch, "heads" on a frozen backbone, nets on the "spurious" set; or the "backbone" itself.
+    kind: Literal["nets", "backbone", "heads", "spurious"]
+    # "single", "deep", "diverse" (hyperparameters), "ldr" (loss-guided), "a2d" or "divdis" on other images, "two-stage", "joint";
+    # "masksembles", "dropout" or "batch" for nets.
     method: str = "deep"
     num_members: int = 5
-    strength: float = 0.0
+    strength: float = 0.0  # Weight of the disagreement.
+    # What holds loss-guided disagreement back; "none" is the published form, "inverse probability" that with the other weights.
     guard: str = "share"
-    active: int = 0
-    layers: int = 2
+    active: int = 0  # Members drawn for a step; 0 for all.
+    layers: int = 2  # Of each head.
+    # Trained on "half" of the classes, on the "whole" training set, or elsewhere and heads have so many classes ("pretrained C=100").
     backbone: str = ""
-    source: int = 0
-    fixed: bool = False
-    seed: int = 0
+    source: int = 0  # Which other images a method disagrees on: 0 or 1.
+    fixed: bool = False  # Whether heads train for the same epochs whatever their number; otherwise each takes as many steps as alone.
+    seed: int = 0  # Of the run.
 
     @classmethod
     def of(cls, family: str, row: str, seed: int = 0) -> "Setting":
@@ -58,20 +43,17 @@ class Setting:
         kind, _, backbone = family.partition(" ")
         method, *words = row.split()
         method, _, strength = method.partition("=")
-        found: dict[str, Any] = {"num_members": 1}
-        guard = []
-        for word in words:
-            name, _, value = word.partition("=")
-            if name in _NUMBERS:
-                found[_NUMBERS[name]] = int(value)
-            elif name == "source":
-                found["source"] = int(value) - 1
-            elif name == "fixed":
-                found["fixed"] = True
-            else:
-                guard.append(word)
-        if guard:
-            found["guard"] = " ".join(guard)
+        named = {word: word.partition("=") for word in words}
+        numbers = {
+            _NUMBERS[name]: int(value) - (name == "source") for name, _, value in named.values() if name in _NUMBERS
+        }
+        guard = " ".join(word for word, (name, *_) in named.items() if name not in (*_NUMBERS, "fixed"))
+        found: dict[str, Any] = {
+            "num_members": 1,
+            "fixed": "fixed" in words,
+            **({"guard": guard} if guard else {}),
+            **numbers,
+        }
         return cls(kind, method, strength=float(strength or 0), backbone=backbone, seed=seed, **found)  # type: ignore[arg-type]
 
     @property
@@ -84,28 +66,26 @@ class Setting:
             >>> Setting.of("heads half", "ldr=0.5 none A=2 M=5").row
             'ldr=0.5 none A=2 M=5'
         """
-        strength = f"={self.strength:g}" if self.method in WITH_STRENGTH else ""
-        parts = [
-            f"{self.method}{strength}",
-            self.guard if self.method == "ldr" else "",
-            f"source={self.source + 1}" if self.method in ("a2d", "divdis") and self.source else "",
-            f"A={self.active}" if self.active else "",
-            f"layers={self.layers}" if self.layers != 2 else "",
-            "fixed" if self.fixed else "",
-            f"M={self.num_members}" if self.method != "single" else "",
-        ]
-        return " ".join(filter(None, parts))
-
-    @property
-    def name(self) -> str:
-        """Name of the arm."""
-        first = f"{self.kind} {self.backbone}".strip()
-        return f"{first} seed={self.seed}" if self.kind == "backbone" else f"{first} {self.row} seed={self.seed}"
+        parts = {
+            f"{self.method}={self.strength:g}" if self.method in WITH_STRENGTH else self.method: True,
+            self.guard: self.method == "ldr",
+            f"source={self.source + 1}": self.source,
+            f"A={self.active}": self.active,
+            f"layers={self.layers}": self.layers != 2,
+            "fixed": self.fixed,
+            f"M={self.num_members}": self.method != "single",
+        }
+        return " ".join(part for part, there in parts.items() if there)
 
     @property
     def family(self) -> str:
         """Its kind and backbone."""
         return f"{self.kind} {self.backbone}".strip()
+
+    @property
+    def name(self) -> str:
+        """Name of the arm."""
+        return f"{self.family} {'' if self.kind == 'backbone' else f'{self.row} '}seed={self.seed}"
 
 
 # Rows by what they are for, one after the other; braces hold choices.
@@ -174,11 +154,11 @@ def pretrained_settings(classes: int, outputs: int, seed: int) -> list[Setting]:
     guards = "deep M=5; ldr={0.5,5} {none,share} A=2 M=5"
     # Of two members both are drawn. All pairs of fifty are 1225.
     found = (
-        (family, "deep M=5; ldr={0.1,0.5,1,5} {none,share} A=2 M=5; two-stage=0.5 A=2 M=5; " + f"{others} M=5"),
+        (family, f"deep M=5; ldr={{0.1,0.5,1,5}} {{none,share}} A=2 M=5; two-stage=0.5 A=2 M=5; {others} M=5"),
         (f"heads pretrained C={FEW}", guards),
         (f"heads pretrained C={outputs}", guards),
-        (family, "deep M=2; ldr={0.5,5} {none,share} M=2; two-stage=0.5 M=2; " + f"{others} M=2"),
-        (family, "deep M=10; ldr={0.5,5} {none,share} A=2 M=10; two-stage=0.5 A=2 M=10; " + f"{others} M=10"),
+        (family, f"deep M=2; ldr={{0.5,5}} {{none,share}} M=2; two-stage=0.5 M=2; {others} M=2"),
+        (family, f"deep M=10; ldr={{0.5,5}} {{none,share}} A=2 M=10; two-stage=0.5 A=2 M=10; {others} M=10"),
         (family, "deep M=50; ldr=0.5 {none,share} A=2 M=50"),
         (family, "ldr={0.1,1} {none,share} M=2; ldr={0.1,1} {none,share} A=2 M=10; ldr=5 {none,share} A=2 M=50"),
     )
@@ -186,18 +166,12 @@ def pretrained_settings(classes: int, outputs: int, seed: int) -> list[Setting]:
 
 
 def _listed(groups: Iterable[tuple[str, Iterable[int], str]], seed: int) -> list[Setting]:
-    return [
-        Setting.of(family, row, seed + repeat)
-        for family, repeats, rows in groups
-        for repeat in repeats
-        for pattern in rows.split("; ")
-        for row in _expanded(pattern)
-    ]
-
-
-def _expanded(pattern: str) -> Iterator[str]:
-    """Return what a pattern stands for, one of each pair of braces' choices."""
-    # Every second part is the inside of braces.
-    parts = re.split(r"[{}]", pattern)
-    choices = [part.split(",") if place % 2 else [part] for place, part in enumerate(parts)]
-    return map("".join, product(*choices))
+    """Return the ensembles that patterns stand for: one of each pair of braces' choices."""
+    found = []
+    for family, repeats, rows in groups:
+        # Every second part is the inside of braces.
+        parts = [re.split(r"[{}]", pattern) for pattern in rows.split("; ")]
+        choices = [[part.split(",") if place % 2 else [part] for place, part in enumerate(each)] for each in parts]
+        names = ["".join(row) for each in choices for row in product(*each)]
+        found += [Setting.of(family, row, seed + repeat) for repeat in repeats for row in names]
+    return found

@@ -28,57 +28,42 @@ ANIMALS = (2, 3, 4, 5, 6, 7)
 
 
 class SpuriousSets(NamedTuple):
-    """Images of two classes whose background goes with the class in training, and the test images' groups.
-
-    A group is twice the class plus the background; `backgrounds` names the unknown set that they are from.
-    """
+    """Images of two classes whose background goes with the class in training; a test group is twice the class plus the background."""
 
     sets: ImageSets
     test_groups: Tensor
-    backgrounds: str
+    backgrounds: str  # The unknown set that they are from.
 
 
 def spurious_sets(sets: ImageSets, seed: int = 0) -> SpuriousSets:
-    """Paste known images onto backgrounds of unknown ones.
-
-    Example:
-        >>> from dissensus_studies.harness.image_sets import load_images
-        >>> made = spurious_sets(load_images(None, limit=300))
-        >>> made.sets.num_classes, made.sets.train.x.shape[1:], made.test_groups.unique().tolist()
-        (2, torch.Size([3, 32, 32]), [0, 1, 2, 3])
-    """
+    """Paste known images onto backgrounds of unknown ones."""
     source = next((name for name in BACKGROUNDS if name in sets.ood), None)
     if source is None:
         raise ValueError(
             "The spurious set takes its backgrounds from scenes or photographs, and none of "
             f"{', '.join(BACKGROUNDS)} is there. Leave these arms out with `arms`."
         )
-    cool, warm = _by_hue(sets.ood[source])
-    made = []
-    for place, (images, count, aligned) in enumerate(
-        ((sets.train, TRAIN, ALIGNED), (sets.validation, VALIDATION, 0.5), (sets.test, TEST, 0.5))
-    ):
-        objects = Images(images.x[:count], _binary(sets, images.y[:count]))
-        # No background is in two parts.
-        made.append(_pasted(objects, (warm[place::3], cool[place::3]), aligned, derive(seed, "spurious", place)))
-    (train, _), (validation, _), (test, test_groups) = made
+    # The third of the images with most blue beside red, and the third with least, each in its old order.
+    x, upper = sets.ood[source], torch.arange(sets.num_classes) >= sets.num_classes // 2
+    means = x.float().mean((2, 3))
+    order, third = (means[:, 2] - means[:, 0]).argsort(descending=True, stable=True), max(1, len(x) // 3)
+    cool, warm = x[order[:third].sort().values], x[order[-third:].sort().values]
+    if sets.name == "cifar10" and sets.num_classes == 10:
+        upper = torch.isin(torch.arange(10), torch.tensor(ANIMALS))
+    parts = ((sets.train, TRAIN, ALIGNED), (sets.validation, VALIDATION, 0.5), (sets.test, TEST, 0.5))
+    (train, _), (validation, _), (test, test_groups) = (
+        _pasted(
+            Images(images.x[:count], upper[images.y[:count]].long()),
+            # No background is in two parts.
+            (warm[place::3], cool[place::3]),
+            aligned,
+            derive(seed, "spurious", place),
+        )
+        for place, (images, count, aligned) in enumerate(parts)
+    )
     name = f"{sets.name} on {source}"
     combined = replace(sets, name=name, train=train, validation=validation, test=test, num_classes=2)
     return SpuriousSets(combined, test_groups, source)
-
-
-def _binary(sets: ImageSets, y: Tensor) -> Tensor:
-    if sets.name == "cifar10" and sets.num_classes == 10:
-        return torch.isin(y, torch.tensor(ANIMALS)).long()
-    return (y >= sets.num_classes // 2).long()
-
-
-def _by_hue(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the third of the images with most blue beside red, and the third with least, each in its old order."""
-    means = x.float().mean((2, 3))
-    order = (means[:, 2] - means[:, 0]).argsort(descending=True, stable=True)
-    third = max(1, len(x) // 3)
-    return x[order[:third].sort().values], x[order[-third:].sort().values]
 
 
 def _pasted(objects: Images, backgrounds: tuple[Tensor, Tensor], aligned: float, key: int) -> tuple[Images, Tensor]:
@@ -104,13 +89,18 @@ def group_record(logits: Tensor, labels: Tensor, groups: Tensor) -> Record:
     found = metrics.group_accuracies(mean_logits(logits), labels, groups)
     members = [metrics.group_accuracies(member.softmax(-1), labels, groups) for member in logits]
     worst = [min(each.values()) for each in members]
-    best = max(members, key=lambda each: min(each.values()))
     sizes = {int(group): int((groups == group).sum()) for group in groups.unique()}
+
+    def lowest(of_groups: dict[int, float]) -> list[float]:
+        """Return the lowest accuracy with its 95 % interval over the images of that group."""
+        group = min(of_groups, key=of_groups.__getitem__)
+        return [round(v, 6) for v in (of_groups[group], *share_ends(of_groups[group], 0.0, sizes[group]))]
+
     return {
         "groups": {"ensemble": found, "members": members, "sizes": sizes},
         "worst_group": {
-            "ensemble": _worst(found, sizes),
-            "oracle": _worst(best, sizes),
+            "ensemble": lowest(found),
+            "oracle": lowest(members[worst.index(max(worst))]),
             "mean member": [sum(worst) / len(worst), None, None],
         },
         "group_accuracy": {
@@ -118,10 +108,3 @@ def group_record(logits: Tensor, labels: Tensor, groups: Tensor) -> Record:
             "oracle": oracle_selection(logits, labels).accuracy,
         },
     }
-
-
-def _worst(found: dict[int, float], sizes: dict[int, int]) -> list[float]:
-    """Return the lowest accuracy with its 95 % interval over the images of that group."""
-    group = min(found, key=lambda each: found[each])
-    value = found[group]
-    return [round(v, 6) for v in (value, *share_ends(value, 0.0, sizes[group]))]

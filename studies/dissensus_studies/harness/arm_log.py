@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from fnmatch import fnmatchcase
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +116,25 @@ def run_arms(
     for number, arm in enumerate(arms, start=1):
         if arm.name in done:
             continue
-        left = float("inf") if minutes is None else 60 * minutes - (time.monotonic() - start)
+        left = inf if minutes is None else 60 * minutes - (time.monotonic() - start)
         if left <= 0 or took.get(arm.like, 0.0) > left:
             not_run[arm.name] = "no time left"
             continue
-        unfinished = folder / "unfinished" / f"{file_name(arm.name)}-{digest}"
-        record, problem = _do(arm, unfinished)
-        if problem is not None:
-            not_run[arm.name] = problem
-            say(f"[{number}/{len(arms)}] {arm.name}: failed: {problem}")
+        unfinished, begun = folder / "unfinished" / f"{file_name(arm.name)}-{digest}", time.monotonic()
+        outside = UNDER_WAY.set(unfinished)
+        try:
+            record = dict(arm.work())
+        except RuntimeError as failure:  # diverged, or out of memory
+            not_run[arm.name] = (str(failure).splitlines() or [type(failure).__name__])[0]
+            say(f"[{number}/{len(arms)}] {arm.name}: failed: {not_run[arm.name]}")
             continue
-        took[arm.like] = record["arm_seconds"]
+        finally:
+            UNDER_WAY.reset(outside)
+            # Graphs captured on a GPU keep their memory until the cycles they are part of are collected.
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        took[arm.like] = record["arm_seconds"] = time.monotonic() - begun
         done[arm.name] = keep(path, arm.name, plain, record)
         shutil.rmtree(unfinished, ignore_errors=True)
         with suppress(OSError):  # not there, or another arm's is in it
@@ -135,25 +144,6 @@ def run_arms(
         more = f"; and {len(not_run) - _NAMED} more" if len(not_run) > _NAMED else ""
         say(f"{len(not_run)} arms were not run: {'; '.join(list(not_run)[:_NAMED])}{more}")
     return Arms({arm.name: done[arm.name] for arm in arms if arm.name in done}, not_run)
-
-
-def _do(arm: Arm, unfinished: Path) -> tuple[Record, str | None]:
-    start = time.monotonic()
-    record: Record = {}
-    problem = None
-    outside = UNDER_WAY.set(unfinished)
-    try:
-        record = dict(arm.work())
-    except RuntimeError as failure:  # diverged, or out of memory
-        problem = (str(failure).splitlines() or [type(failure).__name__])[0]
-    finally:
-        UNDER_WAY.reset(outside)
-    # Graphs captured on a GPU keep their memory until the cycles they are part of are collected.
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    record["arm_seconds"] = time.monotonic() - start
-    return record, problem
 
 
 def read_records(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:

@@ -121,7 +121,6 @@ def sweeps(
     places = sorted({x for lines in panels.values() for name in lines if name != level for x in lines[name]})
     # Where 0 is among the places there is no logarithmic axis: they stand at even distances.
     at = {place: index if places[0] == 0 else place for index, place in enumerate(places)}
-    ends = [at[places[0]], at[places[-1]]]
     axes: dict[str, Any] = {"xticks": list(at.values()), "xticklabels": [f"{place:g}" for place in places]}
     if places[0] > 0:
         axes["xscale"] = "log"
@@ -129,25 +128,16 @@ def sweeps(
     def line(name: str, found: Mapping[float, tuple[float, float]]) -> Line:
         if name == level:
             ((height, _),) = found.values()
-            return Line(name, ends, [height] * 2, colour=None, style="--")
+            return Line(name, [at[places[0]], at[places[-1]]], [height] * 2, colour=None, style="--")
         order = sorted(found)
-        low, high = ([found[x][0] + sign * found[x][1] for x in order] for sign in (-1, 1))
-        return Line(name, [at[x] for x in order], [found[x][0] for x in order], low, high, names.index(name))
+        middle, low, high = ([found[x][0] + sign * found[x][1] for x in order] for sign in (0, -1, 1))
+        return Line(name, [at[x] for x in order], middle, low, high, names.index(name))
 
-    return draw(
-        [
-            Panel(
-                title,
-                along,
-                [line(*each) for each in lines.items()],
-                axes | ({"yscale": "log"} if title in logs else {}),
-            )
-            for title, lines in panels.items()
-        ],
-        columns,
-        width=4.1 if columns > 2 else 5.0,
-        name_each=True,
-    )
+    drawn = [
+        Panel(title, along, [line(*each) for each in own.items()], axes | ({"yscale": "log"} if title in logs else {}))
+        for title, own in panels.items()
+    ]
+    return draw(drawn, columns, width=4.1 if columns > 2 else 5.0, name_each=True)
 
 
 def draw(
@@ -160,8 +150,6 @@ def draw(
     name_each: bool = False,
 ) -> "matplotlib.figure.Figure":
     """Draw panels side by side; lines of the same names are named in the first panel that has them, or in each."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     columns = min(columns, len(panels))
     width = max(width, 4.8) if columns == 1 else width
     figure, axes = plots.panels(columns, -(-len(panels) // columns), width=width, height=height)
@@ -170,22 +158,11 @@ def draw(
     named: set[str] = set()
     for place, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
         for line in panel.lines:
-            colour = colour_of(line)
+            colour = plots.NOTE_COLOUR if line.colour is None else plots.COLOURS[line.colour % len(plots.COLOURS)]
             ax.plot(line.x, line.y, line.style, color=colour, markersize=3.5, linewidth=1.5, label=line.name or None)
             if line.low:
                 ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
-        ax.set(**panel.axes)
-        for axis, scale in ((ax.xaxis, ax.get_xscale()), (ax.yaxis, ax.get_yscale())):
-            if scale == "log":
-                axis.set_major_formatter(FuncFormatter(tick_text))
-                axis.set_minor_formatter(NullFormatter())
-                low, high = axis.get_view_interval()
-                if high < 100 * low:
-                    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        if "xticks" in panel.axes:
-            # On a logarithmic axis both would be lost.
-            ax.set_xticks(panel.axes["xticks"], panel.axes.get("xticklabels"))
-            ax.set_xticks([], minor=True)
+        _set_axes(ax, panel.axes)
         ax.set_title(panel.title, loc="left", fontsize=10)
         if place >= len(panels) - columns:
             ax.set_xlabel(panel.xlabel)
@@ -196,6 +173,24 @@ def draw(
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     return figure
+
+
+def _set_axes(ax: "matplotlib.axes.Axes", wanted: Mapping[str, Any]) -> None:
+    """Set scales, limits and ticks; logarithmic axes have plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set(**wanted)
+    for axis, scale in ((ax.xaxis, ax.get_xscale()), (ax.yaxis, ax.get_yscale())):
+        if scale == "log":
+            axis.set_major_formatter(FuncFormatter(tick_text))
+            axis.set_minor_formatter(NullFormatter())
+            low, high = axis.get_view_interval()
+            if high < 100 * low:
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    if "xticks" in wanted:
+        # On a logarithmic axis both would be lost.
+        ax.set_xticks(wanted["xticks"], wanted.get("xticklabels"))
+        ax.set_xticks([], minor=True)
 
 
 def name_lines(ax: "matplotlib.axes.Axes") -> None:
@@ -229,11 +224,6 @@ def apart(values: Sequence[float], gap: float) -> list[float]:
             if short > 1e-9:
                 found[low], found[high] = a - short / 2, found[high] + short / 2
     return [round(value, 6) for value in found]
-
-
-def colour_of(line: Line) -> str:
-    """Return a line's colour."""
-    return plots.NOTE_COLOUR if line.colour is None else plots.COLOURS[line.colour % len(plots.COLOURS)]
 
 
 def save_figure(figure: "matplotlib.figure.Figure", path: Path) -> None:

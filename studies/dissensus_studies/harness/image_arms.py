@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dissensus.data.augment import Augmentation, Compose, HorizontalFlip, RandomCrop, Rotation
-from dissensus.evaluation import Evaluation, Number, evaluate
+from dissensus.evaluation import Number, evaluate
 from dissensus.evaluation.results import ALL_CORRUPTIONS
 from dissensus.members import Members
 from dissensus.objectives import Objective
@@ -70,18 +70,20 @@ class UnitRange:
         return (x.float() / 255 if x.dtype == torch.uint8 else x), y
 
 
+_STEPS: Mapping[Changes, tuple[Augmentation, ...]] = {
+    "none": (),
+    "crop": (RandomCrop(4),),
+    "crop+rotation": (UnitRange(), RandomCrop(4), Rotation(15.0)),
+}
+
+
 def augmentation(sets: ImageSets, changes: Changes = "crop") -> Augmentation | None:
     """Return random crops after padding by 4, flips where a mirrored image is as good, and rotation by up to 15 degrees."""
-    steps: dict[str, tuple[Augmentation, ...]] = {
-        "none": (),
-        "crop": (RandomCrop(4),),
-        "crop+rotation": (UnitRange(), RandomCrop(4), Rotation(15.0)),
-    }
-    if changes not in steps:
-        raise ValueError(f"`changes` must be one of {', '.join(steps)}; got {changes!r}.")
-    flips = (HorizontalFlip(),) if sets.mirrored and changes != "none" else ()
-    found = (*steps[changes], *flips)
-    return Compose(found) if found else None
+    if changes not in _STEPS:
+        raise ValueError(f"`changes` must be one of {', '.join(_STEPS)}; got {changes!r}.")
+    if changes == "none":
+        return None
+    return Compose((*_STEPS[changes], *((HorizontalFlip(),) if sets.mirrored else ())))
 
 
 def released_steps(epochs: int) -> MultiStep:
@@ -144,13 +146,13 @@ def fit_images(
 
 def training_record(run: Run) -> Record:
     """Return what is kept of a training run: time, engine, and the history as one list for each column."""
-    names = ("seconds", "engine", "best", "best_step", "stopped_early")
-    history = {
-        name: [_rounded(value) for value in run.history.by_epoch(name)]
-        for name in run.history.columns
-        if name != "member"
+    columns = [name for name in run.history.columns if name != "member"]
+    return {
+        "epochs": run.epoch,
+        "steps": run.step,
+        **{name: getattr(run, name) for name in ("seconds", "engine", "best", "best_step", "stopped_early")},
+        "history": {name: [_rounded(value) for value in run.history.by_epoch(name)] for name in columns},
     }
-    return {"epochs": run.epoch, "steps": run.step, **{name: getattr(run, name) for name in names}, "history": history}
 
 
 def record_of(setting: Any, run: Run) -> Record:
@@ -170,7 +172,7 @@ def measure(
     corruptions: Iterable[str] | None = None,
     severities: Iterable[int] = (1, 2, 3, 4, 5),
     corrupted_images: int = CORRUPTED_IMAGES,
-    scores: Iterable[str] | None = None,
+    scores: Sequence[str] | None = None,
     **options: Any,
 ) -> Record:
     """Evaluate on test and unknown images, on a GPU in bf16 as in training; return the numbers of a results file.
@@ -184,37 +186,46 @@ def measure(
         `{"corrupted": {"1": {metric: [...]}, ..., "all": ...}, "corruption": {name: {"1": {...}}}}`.
     """
     common: dict[str, Any] = {"bootstrap": BOOTSTRAP, "name": "ensemble", **options}
-    scores = None if scores is None else list(scores)
     with as_in_training():
         result = evaluate(members, sets.test, dict(sets.ood), groups=sets.ood_groups, scores=scores, **common)
+    detected = [number for number in result.numbers if number.score is not None and number.kind in ("ood", "group")]
+    auroc, fpr95 = (
+        {part: {n.score: _interval(n) for n in found if n.set == part} for part in dict.fromkeys(n.set for n in found)}
+        for found in ([n for n in detected if n.metric == metric] for metric in ("auroc", "fpr95_ood_positive"))
+    )
     record: Record = {
         "test": _metrics(result.numbers, "id"),
         "members": [round(n.value, 5) for n in result.numbers if n.member is not None and n.set == "id"],
-        "auroc": _by_score(result, "auroc"),
-        "fpr95": _by_score(result, "fpr95_ood_positive"),
+        "auroc": auroc,
+        "fpr95": fpr95,
         "risk_coverage": {str(n.score): _interval(n) for n in result.numbers if n.metric == "risk_coverage_area"},
     }
-    if corruptions is not None:
-        few = (sets.test.x[:corrupted_images], sets.test.y[:corrupted_images])
-        chosen = scores or ["bma"]
-        with as_in_training():
-            corrupted = evaluate(
-                members, few, corruptions=corruptions, severities=list(severities), scores=chosen, **common
-            )
-        record |= _corrupted(corrupted)
-    return record
+    if corruptions is None:
+        return record
+    few, levels = (sets.test.x[:corrupted_images], sets.test.y[:corrupted_images]), list(severities)
+    with as_in_training():
+        corrupted = evaluate(
+            members, few, corruptions=corruptions, severities=levels, scores=scores or ["bma"], **common
+        )
+
+    def by_severity(name: str) -> Record:
+        return {str(level): _metrics(corrupted.numbers, name, level) for level in sorted(levels)}
+
+    everywhere = by_severity(ALL_CORRUPTIONS) | {"all": _metrics(corrupted.numbers, ALL_CORRUPTIONS)}
+    names = [name for name in corrupted.set_names if name not in ("id", ALL_CORRUPTIONS)]
+    return record | {"corrupted": everywhere, "corruption": {name: by_severity(name) for name in names}}
 
 
 def summary_line(record: Mapping[str, Any]) -> str:
     """Return the main numbers of an arm as one line for the screen."""
-    test, training = record["test"], record.get("training", {})
-    parts = [f"accuracy {test['accuracy'][0]:.4f}"]
-    if record.get("members"):
-        parts.append(f"members {min(record['members']):.4f}-{max(record['members']):.4f}")
-    parts += [f"nll {test['nll'][0]:.4f}", f"ece {test['ece'][0]:.4f}"]
-    if training:
-        parts.append(f"{training['epochs']} epochs in {training['seconds']:.1f} s ({training['engine']})")
-    return ", ".join(parts)
+    test, members, training = record["test"], record.get("members"), record.get("training")
+    parts = [
+        f"accuracy {test['accuracy'][0]:.4f}",
+        members and f"members {min(members):.4f}-{max(members):.4f}",
+        f"nll {test['nll'][0]:.4f}, ece {test['ece'][0]:.4f}",
+        training and f"{training['epochs']} epochs in {training['seconds']:.1f} s ({training['engine']})",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def save_outputs(members: Members, sets: ImageSets, path: Path) -> Tensor:
@@ -243,30 +254,8 @@ def _metrics(numbers: Iterable[Number], part: str, severity: int | None = None) 
     }
 
 
-def _by_score(result: Evaluation, metric: str) -> dict[str, dict[str, list[float | None]]]:
-    found: dict[str, dict[str, list[float | None]]] = {}
-    for number in result.numbers:
-        if number.metric == metric and number.score is not None and number.kind in ("ood", "group"):
-            found.setdefault(number.set, {})[number.score] = _interval(number)
-    return found
-
-
-def _corrupted(result: Evaluation) -> Record:
-    averages = [number for number in result.numbers if number.set == ALL_CORRUPTIONS]
-    levels = sorted({number.severity for number in averages if number.severity is not None})
-    names = [name for name in result.set_names if name not in ("id", ALL_CORRUPTIONS)]
-    return {
-        "corrupted": {
-            **{str(level): _metrics(averages, ALL_CORRUPTIONS, level) for level in levels},
-            "all": _metrics(averages, ALL_CORRUPTIONS),
-        },
-        "corruption": {name: {str(level): _metrics(result.numbers, name, level) for level in levels} for name in names},
-    }
-
-
 def _interval(number: Number) -> list[float | None]:
-    ends = (number.low, number.high)
-    return [_rounded(number.value), *(None if end is None else _rounded(end) for end in ends)]
+    return [None if end is None else _rounded(end) for end in (number.value, number.low, number.high)]
 
 
 def _rounded(value: float) -> float:

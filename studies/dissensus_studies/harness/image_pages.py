@@ -1,17 +1,11 @@
-"""Records of arms in, what pages of image studies have in common out: tables with intervals, means over seeds, what was not run."""
+"""Records of arms in, what pages of image studies have in common out: tables with intervals, means over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dissensus.html import Section, Table, Text
-from dissensus_studies.harness.arm_log import Arms, Record
-from dissensus_studies.harness.image_sets import ImageSets
+from dissensus.html import Table
+from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.statistics import Summary
-
-if TYPE_CHECKING:
-    pass
-
-DIGITS = 4
 
 
 def with_interval(value: Sequence[float | None] | None) -> str | None:
@@ -23,10 +17,9 @@ def with_interval(value: Sequence[float | None] | None) -> str | None:
     """
     if value is None or value[0] is None:
         return None
-    middle = f"{value[0]:.{DIGITS}f}"
-    low, high = (value[1], value[2]) if len(value) == 3 else (None, None)
+    middle, *ends = (None if each is None else f"{each:.4f}" for each in value)
     # Spaces that do not break keep a value and its interval on one line.
-    return middle if low is None or high is None else f"{middle}\u00a0[{low:.{DIGITS}f},\u00a0{high:.{DIGITS}f}]"
+    return middle if None in ends or not ends else f"{middle}\u00a0[{ends[0]},\u00a0{ends[1]}]"
 
 
 def auroc_columns(records: Mapping[str, Record], score: str) -> dict[str, Callable[[Record], object]]:
@@ -57,18 +50,3 @@ def over_seeds(records: Iterable[tuple[Any, Record]], read: Callable[[Record], f
     for key, record in records:
         values.setdefault(key, []).append(read(record))
     return {key: Summary(tuple(found)) for key, found in values.items()}
-
-
-def sets_section(sets: ImageSets, arms: Arms, remarks: Sequence[str] = ()) -> Section:
-    """Return the section about what the study ran on, how long it took, and what it did not get to."""
-    device = sorted({str(record["device"]) for record in arms.done.values() if "device" in record})
-    seconds = sum(float(record["arm_seconds"]) for record in arms.done.values())
-    text = [
-        f"{len(arms.done)} arms took {seconds / 60:.1f} minutes" + (f" on {', '.join(device)}." if device else "."),
-        *remarks,
-        *(f"Images: {note}." for note in sets.notes),
-    ]
-    blocks: list[Text | Table] = [Text(*text), Table(("set", "part", "images", "remark"), sets.describe(), "Sets")]
-    if arms.not_run:
-        blocks.append(Table(("arm", "why"), list(arms.not_run.items()), "Arms that were not run"))
-    return Section("What it ran on", *blocks)

@@ -1,11 +1,10 @@
 """A folder of image files in, one labelled image set with training, validation, test and unknown images out."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -42,6 +41,24 @@ class ImageSets:
     mean: tuple[float, ...]  # Mean of each channel over the training images, in [0, 1].
     std: tuple[float, ...]  # Standard deviation of each channel.
     notes: tuple[str, ...] = ()  # What was done to images or left out, in words.
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        parts: tuple[Images, Images, Images],
+        found: Mapping[str, Tensor | str],
+        groups: Mapping[str, Group],
+        notes: tuple[str, ...],
+        limit: int | None,
+    ) -> "ImageSets":
+        """Put sets together; what was found of an unknown set is its images, or why there are none."""
+        ood = {each: value[:limit] for each, value in found.items() if isinstance(value, Tensor)}
+        missing = {each: value for each, value in found.items() if isinstance(value, str)}
+        classes = int(max(part.y.max() for part in parts)) + 1
+        return cls(
+            name, *parts, ood, {each: groups[each] for each in ood}, missing, classes, *_moments(parts[0].x), notes
+        )
 
     @property
     def all_train(self) -> Images:
@@ -103,9 +120,6 @@ def load_images(
         limit: Train on so many images, and take at most as many of each other set.
         validation: How many of the first training images to hold out; a fifth if there are fewer than five times as many.
 
-    Returns:
-        The sets. `describe()` lists them.
-
     Example:
         >>> sets = load_images(None, limit=200)
         >>> sets.name, sets.train.x.shape, sets.num_classes, sets.ood_groups["near"]
@@ -133,55 +147,20 @@ def load_images(
         train, test = train.rows(order[0]), test.rows(order[1])
     train = train.rows(slice(rows))
     held_out = min(validation, len(train.x) // 5 if limit is None else len(train.x) // 2)
+    parts = (train.rows(slice(held_out, None)).rows(slice(limit)), train.rows(slice(held_out)), test.rows(slice(limit)))
     suite = _unknown_suite(known)
-    return _made(
-        known,
-        train.rows(slice(held_out, None)).rows(slice(limit)),
-        train.rows(slice(held_out)),
-        test.rows(slice(limit)),
-        _read_unknown(suite, folder),
-        {each.name: each.group for each in suite.sets},
-        notes if limit is None else (*notes, f"at most {limit} images of each set"),
-        limit,
-    )
-
-
-def _made(
-    name: str,
-    train: Images,
-    validation: Images,
-    test: Images,
-    found: Mapping[str, Tensor | str],
-    groups: Mapping[str, Group],
-    notes: tuple[str, ...],
-    limit: int | None,
-) -> ImageSets:
-    """Put sets together; what was found of an unknown set is its images, or why there are none."""
-    ood = {each: value[:limit] for each, value in found.items() if isinstance(value, Tensor)}
-    return ImageSets(
-        name,
-        train,
-        validation,
-        test,
-        MappingProxyType(ood),
-        MappingProxyType({each: groups[each] for each in ood}),
-        MappingProxyType({each: value for each, value in found.items() if isinstance(value, str)}),
-        int(torch.cat([train.y, validation.y, test.y]).max()) + 1,
-        *_moments(train.x),
-        notes,
-    )
+    groups = {each.name: each.group for each in suite.sets}
+    notes = notes if limit is None else (*notes, f"at most {limit} images of each set")
+    return ImageSets.of(known, parts, _read_unknown(suite, folder), groups, notes, limit)
 
 
 def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of uint8 images, over 255; counted, so that no float copy is needed."""
     values = torch.arange(256, dtype=torch.float64) / 255
-    means, stds = [], []
-    for channel in x.unbind(1):
-        share = torch.bincount(channel.reshape(-1).int(), minlength=256).double() / channel.numel()
-        mean = float(share @ values)
-        means.append(mean)
-        stds.append(max(float(share @ (values - mean).square()) ** 0.5, 1e-3))
-    return tuple(means), tuple(stds)
+    shares = [torch.bincount(c.reshape(-1).int(), minlength=256).double() / c.numel() for c in x.unbind(1)]
+    means = tuple(float(share @ values) for share in shares)
+    squares = [float(share @ (values - mean).square()) for share, mean in zip(shares, means, strict=True)]
+    return means, tuple(max(square**0.5, 1e-3) for square in squares)
 
 
 def image_folder(data: Path) -> Path:
@@ -255,30 +234,17 @@ def _bundled(limit: int | None, validation: int) -> ImageSets:
     known = loaded.y < KNOWN_DIGITS
     unknown = "digits " + ", ".join(str(digit) for digit in range(KNOWN_DIGITS, 10))
     found: dict[str, Tensor | str] = {unknown: x[~known]}
+    size = SHAPE[1]
     try:
-        found["photographs"] = _patches(photographs())
+        # Cut into squares of the known images' size.
+        cut = [picture.unfold(1, size, size).unfold(2, size, size).permute(1, 2, 0, 3, 4) for picture in photographs()]
+        found["photographs"] = torch.cat([squares.flatten(0, 1) for squares in cut]).contiguous()
     except ImportError as problem:
         found["photographs"] = f"not readable: {problem}"
     images = Images(x[known], loaded.y[known])
     # The files' order mixes writers only slowly; a fixed stride gives all parts every writer.
     places = torch.arange(len(images.x)) % 5
-    return _made(
-        "digits",
-        images.rows(places < 3).rows(slice(limit)),
-        images.rows(places == 3).rows(slice(min(limit or validation, validation))),
-        images.rows(places == 4).rows(slice(limit)),
-        found,
-        {unknown: "near", "photographs": "far"},
-        notes,
-        limit,
-    )
-
-
-def _patches(pictures: Iterable[Tensor]) -> Tensor:
-    """Cut pictures `(3, height, width)` into squares of the known images' size."""
-    _, height, width = SHAPE
-    cut = [
-        picture.unfold(1, height, height).unfold(2, width, width).permute(1, 2, 0, 3, 4).flatten(0, 1)
-        for picture in pictures
-    ]
-    return torch.cat(cut).contiguous()
+    train, held_out, test = (images.rows(which) for which in (places < 3, places == 3, places == 4))
+    held_out = held_out.rows(slice(min(limit or validation, validation)))
+    parts = (train.rows(slice(limit)), held_out, test.rows(slice(limit)))
+    return ImageSets.of("digits", parts, found, {unknown: "near", "photographs": "far"}, notes, limit)

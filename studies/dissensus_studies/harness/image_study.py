@@ -4,14 +4,13 @@ A study gives its arms and what it makes of their records (`Page`): claims, figu
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dissensus.html import Section, Table
+from dissensus.html import Section, Table, Text
 from dissensus_studies.harness.arm_log import Arm, Arms, run_arms
 from dissensus_studies.harness.claims import Claim, claims_table
-from dissensus_studies.harness.image_pages import sets_section
 from dissensus_studies.harness.image_sets import ImageSets, load_images
 from dissensus_studies.harness.outputs import Outputs, print_table
 
@@ -30,8 +29,16 @@ class Options:
     limit: int | None = None  # Train on so many images, and take at most as many of each other set.
     arms: Sequence[str] | None = None  # Run only arms whose names fit; see `arm_log.chosen`.
     known: str | None = None  # Which image set of the folder.
-    # For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
-    backbone: str | None = None
+    # What only some studies have.
+    backbone: str | None = (
+        None  # For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
+    )
+    seconds: float | None = None  # Train each arm for about so long.
+    repeats: int | None = None  # Run so many seeds.
+
+
+_OF_SOME = {"setting", "backbone", "seconds", "repeats"}
+_OF_ALL = {each.name for each in fields(Options)} - _OF_SOME
 
 
 @dataclass(frozen=True)
@@ -44,14 +51,16 @@ class Work(Options):
     @property
     def identity(self) -> dict[str, object]:
         """The settings under which arms are the same arms."""
-        return self.sets.identity(epochs=self.epochs, limit=self.limit, quick=self.quick)
+        further = {"backbone": self.backbone, "seconds": self.seconds}
+        common = self.sets.identity(epochs=self.epochs, limit=self.limit, quick=self.quick)
+        return common | {name: value for name, value in further.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Page:
     """What a study makes of its records."""
 
-    claims: Sequence[Claim]  # Of the document.
+    claims: Sequence[Claim]  # Of the document, if there is one.
     judged: str  # How claims were judged.
     # Makes what stands between the claims and what the study ran on, figures included.
     sections: Callable[[Outputs], Sequence[Section]]
@@ -70,48 +79,34 @@ class ImageStudy:
     lead: str  # What the page opens with.
     arms: Callable[[Work], Sequence[Arm]]  # Its arms, in order of importance.
     page: Callable[[Work, Arms], Page]  # What it makes of what was done.
+    prepare: Callable[[Work], Any] = lambda work: None  # Makes the material of its arms.
     # Its other settings by name, such as "pretrained".
     settings: Mapping[str, Callable[[Options], Path]] = field(default_factory=dict)
-    prepare: Callable[[Work], Any] = lambda work: None  # Makes the material of its arms.
+    options: Sequence[str] = ()  # What it can be asked for that not every study can.
     do: Callable[..., Arms] = run_arms  # Does the arms; `run_arms` unless a study does it another way.
 
-    def run(
-        self,
-        output: Path,
-        *,
-        quick: bool = False,
-        seed: int = 0,
-        data: Path | None = None,
-        epochs: int | None = None,
-        minutes: float | None = None,
-        limit: int | None = None,
-        arms: Sequence[str] | None = None,
-        known: str | None = None,
-        setting: str | None = None,
-        backbone: str | None = None,
-    ) -> Path:
+    def run(self, output: Path, *, setting: str | None = None, **options: Any) -> Path:
         """Run the study, or another `setting` of it; return the path of its page. `Options` says what the others are."""
-        asked = Options(output, quick, seed, data, epochs, minutes, limit, arms, known, backbone)
-        for name, value in (("setting", setting), ("backbone", backbone)):
-            if value is not None and not self.settings:
-                raise ValueError(f"This study has no option {name}. Leave it out.")
-        if asked.backbone is not None and setting != "pretrained":
-            raise ValueError("`backbone` is for setting='pretrained'; the other settings train or load their own.")
-        if setting is not None and setting in self.settings:
-            return self.settings[setting](asked)
-        if setting is not None:
+        given = {name for name, value in {**options, "setting": setting}.items() if value is not None}
+        for name in given - _OF_ALL - set(self.options):
+            raise ValueError(f"This study has no option {name}. Leave it out.")
+        asked = Options(output, **options)
+        if setting is None:
+            return self.run_with(asked)
+        if setting not in self.settings:
             raise ValueError(f"`setting` must be {' or '.join(map(repr, self.settings))} or left out; got {setting!r}.")
+        return self.settings[setting](asked)
+
+    def run_with(self, asked: Options) -> Path:
+        """Read the images, do the arms, and write what comes of them; return the path of the page."""
         asked = replace(asked, quick=asked.quick or asked.data is None)
         sets = load_images(asked.data, quick=asked.quick, known=asked.known, limit=asked.limit)
         work = Work(**vars(asked), sets=sets)
         work = replace(work, material=self.prepare(work))
-        found = self.do(self.arms(work), output, settings=work.identity, minutes=work.minutes, only=work.arms)
+        found = self.do(self.arms(work), work.output, settings=work.identity, minutes=work.minutes, only=work.arms)
         if not found.done:
             raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
-        return self._report(work, found, self.page(work, found))
-
-    def _report(self, work: Work, found: Arms, page: Page) -> Path:
-        outputs = Outputs(work.output)
+        page, outputs = self.page(work, found), Outputs(work.output)
         if page.tables:
             outputs.markdown(page.tables)
         # Before anything is drawn: a figure that fails must not cost the numbers.
@@ -120,15 +115,24 @@ class ImageStudy:
                 "arms": found.done,
                 "not_run": found.not_run,
                 "claims": page.claims,
-                **page.results,
-                "sets": work.sets.describe(),
+                "sets": sets.describe(),
                 "settings": {**work.identity, "seed": work.seed, **page.settings},
+                **page.results,
             }
         )
         print_table(*page.screen)
-        outputs.sections += [
-            Section("What the document says", claims_table(list(page.claims), page.judged)),
-            *page.sections(outputs),
-            sets_section(work.sets, found, page.remarks),
-        ]
+        said = [Section("What the document says", claims_table(list(page.claims), page.judged))] if page.claims else []
+        outputs.sections += [*said, *page.sections(outputs), sets_section(sets, found, page.remarks)]
         return outputs.page(self.title, self.lead)
+
+
+def sets_section(sets: ImageSets, arms: Arms, remarks: Sequence[str] = ()) -> Section:
+    """Return the section about what the study ran on, how long it took, and what it did not get to."""
+    device = ", ".join(sorted({str(record["device"]) for record in arms.done.values() if "device" in record}))
+    minutes = sum(float(record["arm_seconds"]) for record in arms.done.values()) / 60
+    took = f"{len(arms.done)} arms took {minutes:.1f} minutes{device and f' on {device}'}."
+    text = Text(took, *remarks, *(f"Images: {note}." for note in sets.notes))
+    lists = [Table(("set", "part", "images", "remark"), sets.describe(), "Sets")]
+    if arms.not_run:
+        lists.append(Table(("arm", "why"), list(arms.not_run.items()), "Arms that were not run"))
+    return Section("What it ran on", text, *lists)

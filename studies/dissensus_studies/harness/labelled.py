@@ -2,9 +2,8 @@
 
 import lzma
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -59,7 +58,7 @@ def find_files(folder: Path, name: str) -> Files | None:
     `-` and `_` of names make no difference.
     """
     there = {plain_name(path.name): path for path in sorted(folder.iterdir())}
-    train, test = (_files_of(there, name, part) for part in ("train", "test"))
+    train, test = (_files_of(there, name, part) for part in _PARTS)
     if train and test:
         return Files(train, test)
     own = there.get(plain_name(name))
@@ -97,33 +96,29 @@ def _find_folders(folder: Path) -> Files:
     """Return the folders of both parts, or the one folder whose subfolders are the classes."""
     for inner in _inwards(folder):
         subfolders = _subfolders(inner)
-        for train, test in product(*_PARTS.values()):
-            for key, path in subfolders.items():
-                # Both may begin with the same word: cars_train/ and cars_test/.
-                other = subfolders.get(f"{key.removesuffix(train)}{test}")
-                if key.endswith(train) and other is not None:
-                    return Files([list(_inwards(path))[-1]], [list(_inwards(other))[-1]])
-    return Files([list(_inwards(folder))[-1]], [])
+        for (train, test), (key, path) in product(product(*_PARTS.values()), subfolders.items()):
+            # Both may begin with the same word: cars_train/ and cars_test/.
+            other = subfolders.get(f"{key.removesuffix(train)}{test}")
+            if key.endswith(train) and other is not None:
+                return Files(_inwards(path)[-1:], _inwards(other)[-1:])
+    return Files(_inwards(folder)[-1:], [])
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:
     return {plain_name(path.name): path for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
-def _inwards(folder: Path) -> Iterator[Path]:
-    """Yield a folder, and those in it that hold all its images: `images/`, or the only one with images."""
-    for _ in range(_DEEPEST):
-        yield folder
-        subfolders = _subfolders(folder)
-        named = [subfolders[key] for key in _WRAPPERS if key in subfolders]
-        filled = [
-            path
-            for path in named or subfolders.values()
-            if any(each.suffix.lower() in IMAGE_ENDINGS for each in path.rglob("*"))
-        ]
+def _inwards(folder: Path) -> list[Path]:
+    """Return a folder, and those in it that hold all its images: `images/`, or the only one with images."""
+    found = [folder]
+    for _ in range(_DEEPEST - 1):
+        subfolders = _subfolders(found[-1])
+        inner = [subfolders[key] for key in _WRAPPERS if key in subfolders] or list(subfolders.values())
+        filled = [path for path in inner if any(each.suffix.lower() in IMAGE_ENDINGS for each in path.rglob("*"))]
         if len(filled) != 1:
-            return
-        folder = filled[0]
+            break
+        found += filled
+    return found
 
 
 def read_set(files: Files) -> tuple[Images, Images | None, tuple[str, ...]]:
@@ -145,9 +140,8 @@ def _loaded(paths: Sequence[Path]) -> list[Loaded]:
         )
     for path, each in zip(paths, loaded, strict=True):
         if path.is_dir() and each.y is None:
-            raise ValueError(
-                f"{path.name}/ holds images that are not in folders of their classes; put those of each class into its own"
-            )
+            wanted = "that are not in folders of their classes; put those of each class into its own"
+            raise ValueError(f"{path.name}/ holds images {wanted}")
     return loaded
 
 
@@ -156,23 +150,19 @@ def _joined(loaded: Sequence[Loaded], classes: tuple[str, ...] | None) -> tuple[
     parts: list[tuple[Tensor, Tensor]] = []
     notes: tuple[str, ...] = ()
     for each in loaded:
-        each = _numbered(each, classes)
-        if each.y is None or each.y.is_floating_point() or each.y.ndim != 1 or each.x.ndim != 4:
+        y = each.y
+        if y is None or y.is_floating_point() or y.ndim != 1 or each.x.ndim != 4:
             raise ValueError("images with whole numbers as class labels are wanted")
         if each.x.dtype != torch.uint8:
             raise ValueError(f"images must be uint8, 0 to 255; they are {each.x.dtype}")
+        if each.classes is not None and classes is not None and each.classes != classes:
+            # A part that lacks a class would count on from another one.
+            if unknown := sorted(set(each.classes) - set(classes)):
+                raise ValueError(f"the test images have the class {unknown[0]!r}, which the training images lack")
+            y = torch.tensor([classes.index(name) for name in each.classes])[y]
         x, notes = match_images(each.x, *SHAPE)
-        parts.append((x, each.y))
+        parts.append((x, y))
     return Images(*(torch.cat(columns) for columns in zip(*parts, strict=True))), notes
-
-
-def _numbered(loaded: Loaded, classes: tuple[str, ...] | None) -> Loaded:
-    """Number classes that have names as others do: a part that lacks a class would count on from another one."""
-    if loaded.y is None or loaded.classes is None or classes is None or loaded.classes == classes:
-        return loaded
-    if unknown := sorted(set(loaded.classes) - set(classes)):
-        raise ValueError(f"the test images have the class {unknown[0]!r}, which the training images lack")
-    return replace(loaded, y=torch.tensor([classes.index(name) for name in loaded.classes])[loaded.y], classes=classes)
 
 
 def unpacked(path: Path) -> Loaded | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, inf, nan, sqrt
+from math import comb, inf, isnan, nan, sqrt
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -135,6 +135,11 @@ def share_interval(shares: Tensor) -> Interval:
     return [round(value, 6) for value in (mean, *share_ends(mean, error, len(shares)))]
 
 
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    exact, count = values.double(), len(values)
+    return float(exact.mean()), float(exact.std()) / sqrt(count) if count > 1 else 0.0
+
+
 def share_ends(share: float, error: float, least: float = 0.0) -> tuple[float, float]:
     r"""Return the ends of a share's 95 % interval from its standard error; both lie in [0, 1].
 
@@ -148,16 +153,10 @@ def share_ends(share: float, error: float, least: float = 0.0) -> tuple[float, f
     known = error > _NO_ERROR
     if not known and least == 0:
         return share, share
-    count = max(least, share * (1 - share) / error**2 if known else 0.0)
-    squared = NORMAL_95**2
+    count, squared = max(least, share * (1 - share) / error**2 if known else 0.0), NORMAL_95**2
     middle = (share * count + squared / 2) / (count + squared)
     half = NORMAL_95 * sqrt(share * (1 - share) * count + squared / 4) / (count + squared)
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
-
-
-def _mean_and_error(values: Tensor) -> tuple[float, float]:
-    exact, count = values.double(), len(values)
-    return float(exact.mean()), float(exact.std()) / sqrt(count) if count > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -191,15 +190,12 @@ class Estimate:
     @property
     def text(self) -> str:
         """The value and its 95 % interval."""
-        if self.ends is None:
-            return f"{self.value:.4f}"
-        return f"{self.value:.4f} [{self.ends[0]:.4f}, {self.ends[1]:.4f}]"
+        return f"{self.value:.4f}" + (f" [{self.ends[0]:.4f}, {self.ends[1]:.4f}]" if self.ends else "")
 
     def above(self, other: "Estimate | None" = None) -> bool | None:
         """Whether this is larger, than 0 by itself; None where the difference is within two standard errors. Without errors, as it is."""
         other = other or Estimate(0.0, 0.0)
-        difference = self.value - other.value
-        errors = [0.0 if each.error != each.error else each.error for each in (self, other)]
+        difference, errors = self.value - other.value, [e for e in (self.error, other.error) if not isnan(e)]
         return None if abs(difference) <= 2 * sqrt(sum(e**2 for e in errors)) else difference > 0
 
 
@@ -224,5 +220,4 @@ def typical_confidence(accuracy: float, inputs: int, chance: float = 0.1) -> NDA
 
     They are quantiles of a beta law with that mean and weight 2; weights from 1 to 4 change the floor by a tenth.
     """
-    draws = np.random.default_rng(0).beta(2 * accuracy, 2 * (1 - accuracy), inputs)
-    return np.maximum(draws, chance)
+    return np.maximum(np.random.default_rng(0).beta(2 * accuracy, 2 * (1 - accuracy), inputs), chance)
