@@ -75,14 +75,10 @@ def _named_apart(runs: Sequence[Evaluation]) -> list[Evaluation]:
 
 def _main_score(runs: Sequence[Evaluation], asked: str | None) -> str:
     shared = [name for name in runs[0].score_names if all(name in run.score_names for run in runs)]
-    if asked is not None and asked not in shared:
-        raise ValueError(
-            f"`score` must be one that every run has, {', '.join(shared) or 'of which there is none'}; got {asked!r}."
-        )
     if not shared:
-        raise ValueError(
-            "Runs on one page must have a score in common; these have none. Evaluate them with one set of scores."
-        )
+        raise ValueError("Runs on one page must have a score in common. Evaluate them with one set of scores.")
+    if asked is not None and asked not in shared:
+        raise ValueError(f"`score` must be one that every run has, {', '.join(shared)}; got {asked!r}.")
     usual = TASKS[runs[0].task].score
     return asked or (usual if usual in shared else shared[0])
 
@@ -90,19 +86,20 @@ def _main_score(runs: Sequence[Evaluation], asked: str | None) -> str:
 def _title(runs: Runs) -> str:
     """Return what is predicted from what data, as far as the runs know it."""
     first = runs[0]
-    what = f"{first.target}, predicted from {first.data}" if first.target else f"Predictions on {first.data}"
     if len(runs) > 1:
         return f"{len(runs)} runs side by side" + (f" on {first.data}" if first.data else "")
-    return what if first.data else f"{first.name} on {_size(first)} known inputs"
+    if not first.data:
+        return f"{first.name} on {_size(first)} known inputs"
+    return f"{first.target}, predicted from {first.data}" if first.target else f"Predictions on {first.data}"
 
 
 def _subtitle(runs: Runs) -> str:
     """Return when the runs were measured, and on how much."""
-    dates = sorted({run.date for run in runs if run.date})
-    days = [f"{(day := date.fromisoformat(text)).day} {day:%B %Y}" for text in (dates[:1] + dates[1:][-1:])]
+    dates = [date.fromisoformat(text) for text in sorted({run.date for run in runs if run.date})]
+    days = " to ".join(f"{day.day} {day:%B %Y}" for day in dates[:1] + dates[1:][-1:])
     names = ", ".join(run.name for run in runs[:4]) + (", …" if len(runs) > 4 else "")
-    sizes = [f"{part.size} {'known' if part.name == ID else part.name}" for part in runs[0].sets]
-    return " · ".join([*([" to ".join(days)] if days else []), names, f"inputs: {', '.join(sizes)}"])
+    sizes = ", ".join(f"{part.size} {'known' if part.name == ID else part.name}" for part in runs[0].sets)
+    return " · ".join([*filter(None, [days]), names, f"inputs: {sizes}"])
 
 
 def _headlines(runs: Runs, score: str) -> list[Headline]:
@@ -110,19 +107,18 @@ def _headlines(runs: Runs, score: str) -> list[Headline]:
     if len(runs) > 1:
         metric = TASKS[runs[0].task].headlines[0]
         return [
-            Headline(run.name, _value(run.number(metric)), f"{title_of(metric)}{_between(run, metric)}")
+            Headline(
+                run.name, _value(run.number(metric)), ", ".join(filter(None, (title_of(metric), _between(run, metric))))
+            )
             for run in runs[:8]
         ]
     (run,) = runs
     shown = ("accuracy", "mean_iou") if _is_dense(run) else TASKS[run.task].headlines
-    found = [
-        Headline(title_with_unit(metric, run.target), _value(run.number(metric)), _between(run, metric)[2:])
-        for metric in shown
-    ]
+    found = [Headline(title_with_unit(one, run.target), _value(run.number(one)), _between(run, one)) for one in shown]
     if told_apart(run):
         best = best_score(run)
-        for name, role in {score: "default score", best: "best score"}.items():
-            role = "default and best score" if score == best else role
+        roles = {score: "default and best score"} if score == best else {score: "default score", best: "best score"}
+        for name, role in roles.items():
             note = f"{title_of(name)}, the {role}"
             found.append(Headline("AUROC, known against unknown", f"{mean_auroc(run, name):.3f}", note))
     return found
@@ -136,10 +132,8 @@ def _value(number: Number) -> str:
 
 def _between(run: Evaluation, metric: str) -> str:
     number = run.number(metric)
-    if number.low is None or number.high is None:
-        return ""
-    ends = replace(number, value=number.low), replace(number, value=number.high)
-    return f", {' to '.join(_value(end) for end in ends)}"
+    ends = [replace(number, value=end) for end in (number.low, number.high) if end is not None]
+    return " to ".join(_value(end) for end in ends)
 
 
 def _is_dense(run: Evaluation) -> bool:
@@ -151,14 +145,13 @@ def _sentence(run: Evaluation, score: str, *, several: bool) -> str:
     """Return the main finding of a run."""
     who = "A single network" if run.num_members == 1 else f"An ensemble of {run.num_members} members"
     who += f" ({run.name})" if several else ""
-    text = f"{who} {_quality(run)}"
     told = [f"{run.number('auroc', name, score=score).value:.3f} ({name})" for name in told_apart(run)]
     if not told:
-        return text + "."
-    text += f"; by {title_of(score)} it tells unknown inputs from known ones with AUROC {', '.join(told)}."
+        return f"{who} {_quality(run)}."
+    aurocs = f"by {title_of(score)} it tells unknown inputs from known ones with AUROC {', '.join(told)}"
+    text, best = f"{who} {_quality(run)}; {aurocs}.", best_score(run)
     if several:
         return text
-    best = best_score(run)
     if best == score:
         return f"{text} None of the {len(run.score_names)} scores does better."
     return (
@@ -169,21 +162,20 @@ def _sentence(run: Evaluation, score: str, *, several: bool) -> str:
 
 def _quality(run: Evaluation) -> str:
     """Return how good a run's predictions on known inputs are."""
-    size = _size(run)
+    size = f"{_size(run)} known inputs"
     if run.task == "own":
-        return f"has a loss ({run.loss}) of {short(run.number('loss').value)} on {size} known inputs"
+        return f"has a loss ({run.loss}) of {short(run.number('loss').value)} on {size}"
+    if run.task not in ("labels", "classification"):
+        what = f"{run.target} of {size}" if run.target else size
+        return f"predicts {what} with an error (RMSE) of {short(run.number('rmse').value)}"
+    metric, gap = ("accuracy" if run.task == "classification" else "label_accuracy"), "ece"
+    if run.task == "classification" and not _is_dense(run):
+        gap = "smooth_ece"
+    right, off = (_percent(run.number(name).value) for name in (metric, gap))
+    trust = f"and its confidence is off by {off} on average"
     if run.task == "labels":
-        right, off = (_percent(run.number(metric).value) for metric in ("label_accuracy", "ece"))
-        return (
-            f"gives {right} of the answers on {run.num_outputs} labels of {size} known inputs right, and its confidence is off by {off} "
-            "on average"
-        )
-    if run.task != "classification":
-        what = f"{run.target} of {size}" if run.target else str(size)
-        return f"predicts {what} known inputs with an error (RMSE) of {short(run.number('rmse').value)}"
-    what, gap = ("positions of ", "ece") if _is_dense(run) else ("", "smooth_ece")
-    accuracy, off = (_percent(run.number(metric).value) for metric in ("accuracy", gap))
-    return f"is right on {accuracy} of {what}{size} known inputs, and its confidence is off by {off} on average"
+        return f"gives {right} of the answers on {run.num_outputs} labels of {size} right, {trust}"
+    return f"is right on {right} of {'positions of ' if _is_dense(run) else ''}{size}, {trust}"
 
 
 def _size(run: Evaluation) -> int:

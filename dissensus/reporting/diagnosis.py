@@ -1,7 +1,7 @@
 """Findings about members in, a section of a page or a page of its own out."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
@@ -54,19 +54,29 @@ def _blocks(findings: Mapping[str, Finding]) -> Iterator[Block]:
 
 
 def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
-    of = f" of {name}" if name else ""
+    of, squared = f" of {name}" if name else "", finding.loss == "mse"
     for curve in finding.drops:
-        rooted = finding.loss == "mse" and curve.metric == "error"
-        yield _dropping(_rooted(curve) if rooted else curve, finding.drop_per, name, of)
+        shown = _rooted(curve) if squared and curve.metric == "error" else curve
+        figure, ax = panel(name)
+        drop_curve(shown, ax)
+        ax.set_ylabel(_METRICS.get(shown.metric, shown.metric))
+        points = zip((0, *shown.dropped), (shown.full, *shown.values), strict=True)
+        listed = ", ".join(f"{count}: {short(value)}" for count, value in points)
+        caption = f"Members dropped at random, others for each {finding.drop_per}; bars: one standard deviation."
+        yield Picture(figure, f"{shown.metric}{of} with so many members dropped: {listed}.", caption)
     figure, ax = panel(name)
     # 0 where offsets are not in the units of the error.
-    typical = sqrt(max(0.0, finding.ensemble_error)) if finding.loss == "mse" else 0.0
-    offset_bars(finding.offsets, ax, ensemble_error=typical)
+    offset_bars(finding.offsets, ax, ensemble_error=sqrt(max(0.0, finding.ensemble_error)) if squared else 0.0)
     listed = ", ".join(short(offset) for offset in finding.offsets)
     caption = "How far each member sits beside the ensemble on average; offsets cancel."
     yield Picture(figure, f"Constant offset of each member{of}: {listed}.", caption)
     if finding.checks:
-        yield _over_training(finding, name, of)
+        figure, ax = panel(name)
+        error_curves(finding.checks, ax)
+        errors = tuple(f"{error:.3g}" for error in astuple(finding.checks[-1])[2:])
+        alt = f"at the end, on training data, mean member {errors[0]} and ensemble {errors[1]}; held out, {errors[2]} and {errors[3]}"
+        caption = "Shaded: the diversity, by which the mean member errs more than the ensemble."
+        yield Picture(figure, f"Errors over training{of}; {alt}.", caption)
     if finding.pairs:
         figure, ax = panel(name)
         diversity_accuracy(finding.pairs, finding.num_classes, ax)
@@ -80,25 +90,3 @@ def _rooted(curve: DropCurve) -> DropCurve:
     values, exact = tuple(map(sqrt, curve.values)), tuple(map(sqrt, curve.exact))
     spread = (own / (2 * value) if value else 0.0 for own, value in zip(curve.deviations, values, strict=True))
     return replace(curve, metric="rmse", full=sqrt(curve.full), values=values, deviations=tuple(spread), exact=exact)
-
-
-def _dropping(curve: DropCurve, per: str, name: str, of: str) -> Picture:
-    figure, ax = panel(name)
-    drop_curve(curve, ax)
-    ax.set_ylabel(_METRICS.get(curve.metric, curve.metric))
-    points = zip((0, *curve.dropped), (curve.full, *curve.values), strict=True)
-    listed = ", ".join(f"{count}: {short(value)}" for count, value in points)
-    caption = f"Members dropped at random, others for each {per}; bars: one standard deviation."
-    return Picture(figure, f"{curve.metric}{of} with so many members dropped: {listed}.", caption)
-
-
-def _over_training(finding: Finding, name: str, of: str) -> Picture:
-    figure, ax = panel(name)
-    error_curves(finding.checks, ax)
-    last = finding.checks[-1]
-    alt = (
-        f"Errors over training{of}; at the end, on training data, ensemble {last.train_ensemble_error:.3g} and mean member "
-        f"{last.train_member_error:.3g}; held out, {last.validation_ensemble_error:.3g} and "
-        f"{last.validation_member_error:.3g}."
-    )
-    return Picture(figure, alt, "Shaded: the diversity, by which the mean member errs more than the ensemble.")
