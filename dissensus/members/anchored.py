@@ -137,8 +137,8 @@ def _as_inputs(references: Array) -> Tensor:
     finite = bool(inputs.isfinite().all())
     if inputs.ndim < 2 or len(inputs) == 0 or not inputs.is_floating_point() or not finite:
         raise ValueError(
-            f"`references` must be finite real numbers, (references, ...), prepared like any input; got {inputs.dtype} "
-            f"shaped {tuple(inputs.shape)}{'' if finite else ', not all finite'}."
+            f"`references` must be one batch of inputs, (references, ...), finite real numbers; got {inputs.dtype} shaped "
+            f"{tuple(inputs.shape)}{'' if finite else ', not all finite'}."
         )
     return inputs
 
@@ -216,9 +216,11 @@ class Anchored(OnDeepEnsemble):
         output: Output = None,
     ) -> None:
         anchors = _as_inputs(references)
-        least = 1 if temperature is None else 2
-        if not least <= num_members <= len(anchors):
-            raise ValueError(f"`num_members` must be {least} to {len(anchors)} (the references); got {num_members}.")
+        if not (1 if temperature is None else 2) <= num_members <= len(anchors):
+            raise ValueError(
+                f"`num_members` must be a number from 1 to that of references, {len(anchors)}, at least two with a temperature; "
+                f"got {num_members}."
+            )
         if not 0.0 <= mask_probability <= 1.0:
             raise ValueError(f"`mask_probability` must be a number in [0, 1]; got {mask_probability!r}.")
         given = _as_ensemble(net, num_nets, seed)
@@ -250,7 +252,7 @@ class Anchored(OnDeepEnsemble):
             return outputs
         if own or outputs.ndim != 3 or outputs.shape[-1] < 2:
             raise ValueError(
-                f"A temperature divides class logits for shared inputs; got {tuple(outputs.shape)}. Omit it."
+                f"A temperature divides class logits for shared inputs; these networks give {tuple(outputs.shape)}. Leave it out."
             )
         logits = outputs.unflatten(0, (-1, self.num_anchors))
         heat = torch.stack([anchor_temperature(each, self.temperature) for each in logits])
@@ -359,7 +361,9 @@ class Anchored(OnDeepEnsemble):
     def adapt(self, objective: Any) -> Any:
         """Return an objective that trains masked examples as `masked_target` says; a temperature is for class logits only."""
         if self.temperature is not None and objective.likelihood.kind != "classes":
-            raise ValueError(f"A temperature divides class logits; got {objective.likelihood.name!r}. Leave it out.")
+            raise ValueError(
+                f"A temperature divides class logits; got {objective.likelihood.name!r}. Leave `temperature` out for regression."
+            )
         return objective.uniform_where_masked() if self.masked_target == "uniform" else objective
 
     def identity(self) -> dict[str, str]:

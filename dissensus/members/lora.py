@@ -168,5 +168,7 @@ def _matching(linear: Mapping[str, nn.Module], patterns: str | Sequence[str], ar
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for name in linear):
-            raise ValueError(f"`{argument}` must name linear layers; {pattern!r} is none of {listed(list(linear))}.")
+            raise ValueError(
+                f"`{argument}` must name linear layers of the network; {pattern!r} matches none of {listed(list(linear))}."
+            )
     return [name for name in linear if any(fnmatchcase(name, pattern) for pattern in wanted)]
