@@ -20,7 +20,7 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dissensus_studies.collusion import image_records, theory
+from dissensus_studies.collusion import images, theory
 from dissensus_studies.harness.figures import Line, Panel, draw, pareto, save_figure, sweeps
 from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
 from dissensus_studies.recorded import (
@@ -85,7 +85,7 @@ def read_layouts(name: str, templates: Path = TEMPLATES) -> dict[str, Any]:
 def shown(name: str, records: Path = RECORDS) -> list[Record]:
     """Return the lines of one record as its page shows them: arms of runs in place of numbers that only a page had."""
     rows = load(name, records)
-    return image_records.shown(rows) if name == "collusion" else rows
+    return images.shown(rows) if name == "collusion" else rows
 
 
 def judged_claims(records: Path = RECORDS) -> str:
@@ -93,7 +93,7 @@ def judged_claims(records: Path = RECORDS) -> str:
     stored = (records / "claims.jsonl").read_text(encoding="utf-8").splitlines()
     by_runs = {
         "diversification/claims-heads": pretrained_claims(pretrained(load("diversification", records))),
-        "collusion/images": image_records.judged_claims(load("collusion", records)),
+        "collusion/images": images.judged_claims(load("collusion", records)),
     }
     claims = [json.loads(line) for line in stored]
     found = [claim | by_runs.get(claim["table"], {}).get(claim.get("claim", ""), {}) for claim in claims]
@@ -186,7 +186,7 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return _NUMBER.sub(lambda found: _number(rows, *found.groups()), line)
     kind, name = words[1:3]
     if kind == "runs":
-        return {**TABLES, "collusion-resnet18": image_records.sentence}[name](rows)
+        return {**TABLES, "collusion-resnet18": images.sentence}[name](rows)
     if kind == "floor":
         return floor_sentence(_of_table(rows, name), int(words[3]))
     layout = layouts[name]
