@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from dissensus_studies.collusion import image_records, theory
+from dissensus_studies.collusion import images, theory
 from dissensus_studies.harness.figures import Line, Panel, draw, pareto, save_figure, sweeps
 from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
 from dissensus_studies.recorded import (
@@ -87,14 +87,14 @@ def template(name: str) -> str:
 def shown(name: str, records: Path = RECORDS) -> list[Record]:
     """Return the lines of one record as its page shows them: arms of runs in place of numbers that only a page had."""
     rows = load(name, records)
-    return image_records.shown(rows) if name == "collusion" else rows
+    return images.shown(rows) if name == "collusion" else rows
 
 
 def judged_claims(records: Path = RECORDS) -> str:
     """Return the lines of `claims.jsonl`, with the verdicts that the arms of runs give."""
     by_runs = {
         "diversification/claims-heads": pretrained_claims(pretrained(load("diversification", records))),
-        "collusion/images": image_records.judged_claims(load("collusion", records)),
+        "collusion/images": images.judged_claims(load("collusion", records)),
     }
     claims = map(json.loads, (records / "claims.jsonl").read_text(encoding="utf-8").splitlines())
     found = [claim | by_runs.get(claim["table"], {}).get(claim.get("claim", ""), {}) for claim in claims]
@@ -171,7 +171,7 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return _NUMBER.sub(lambda found: _number(rows, *found.groups()), line)
     kind, name = words[1:3]
     if kind == "runs":
-        return {**TABLES, "collusion-resnet18": image_records.sentence}[name](rows)
+        return {**TABLES, "collusion-resnet18": images.sentence}[name](rows)
     if kind == "floor":
         return floor_sentence(_of_table(rows, name), int(words[3]))
     return table_of(_of_table(claims if kind == "claims" else rows, name), layouts[name])

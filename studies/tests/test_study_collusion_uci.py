@@ -10,16 +10,7 @@ import pytest
 import torch
 from dissensus_studies import STUDIES
 from dissensus_studies.collusion import theory, uci
-from dissensus_studies.collusion.uci import (
-    SEARCH_SPACE,
-    Configuration,
-    Rows,
-    Settings,
-    by_set,
-    measure_all,
-    train,
-    uci_claims,
-)
+from dissensus_studies.collusion.uci import SEARCH_SPACE, Rows, Settings, by_set, measure_all, train, uci_claims
 
 import dissensus as ds
 from dissensus import objectives as obj
@@ -30,7 +21,7 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 shared = pytest.mark.skipif(
     not (SHARED / "uci" / "abalone.csv").is_file(), reason="the UCI tables are not in ../shared/data"
 )
-SMALL = Configuration(lr=0.01, batch_size=32, weight_decay=0.001, num_members=3, hidden=8, layers=1)
+SMALL = {"lr": 0.01, "batch_size": 32, "weight_decay": 0.001, "num_members": 3, "hidden": 8, "layers": 1}
 
 
 def make_problem(rows=150, seed=0):
@@ -188,10 +179,10 @@ def test_shifted_copies_are_all_bias_and_balanced_members_none():
 def test_the_search_finds_a_better_configuration_than_its_first_ones():
     def evaluate(configuration):
         return (
-            abs(configuration.lr - 0.005) * 100
-            + abs(configuration.num_members - 15)
-            + abs(configuration.hidden - 30) / 10
-            + configuration.layers
+            abs(configuration["lr"] - 0.005) * 100
+            + abs(configuration["num_members"] - 15)
+            + abs(configuration["hidden"] - 30) / 10
+            + configuration["layers"]
         )
 
     best, tried = uci.search(evaluate, 20, seed=0)
@@ -210,7 +201,7 @@ def test_without_optuna_the_study_says_how_to_get_it(tmp_path, monkeypatch):
 
 def fake_run(name, run, problem, settings):
     betas = [{"beta": beta, **dict.fromkeys(("mse", "train_mse", "diversity"), 1.0)} for beta in settings.betas]
-    return {"set": name, "run": run, "settings": asdict(settings), "configuration": asdict(SMALL), "betas": betas}
+    return {"set": name, "run": run, "settings": asdict(settings), "configuration": SMALL, "betas": betas}
 
 
 def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
@@ -355,7 +346,7 @@ def test_real_sets_have_all_their_rows_and_the_known_columns(name, rows, feature
 def test_on_a_real_set_members_collude_at_one_and_not_before():
     problem = uci.load_problem("bioconcentration", uci.find_sources(SHARED)["bioconcentration"])
     split = uci.split_problem(problem, "document", 0)
-    configuration = Configuration(0.005, 32, 0.0, 10, 20, 2)
+    configuration = SMALL | {"lr": 0.005, "weight_decay": 0.0, "num_members": 10, "hidden": 20, "layers": 2}
     rows = uci.measure_betas(split, configuration, Settings(betas=(0.0, 0.8, 1.0)), seed=0)
     apart, nearly, joint = (row["diversity"] for row in rows)
     assert joint > 5 * nearly > 5 * apart

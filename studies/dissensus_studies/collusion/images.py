@@ -8,7 +8,7 @@ steps are had with the learning rate divided by the number of members and the de
 do not depend on the scale.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -22,7 +22,7 @@ from dissensus.data.sources import weighted_batches
 from dissensus.diagnostics import diagnose
 from dissensus.html import Section, Table
 from dissensus.members import DeepEnsemble
-from dissensus.objectives import Joint, Likelihood, decompose
+from dissensus.objectives import Joint, decompose
 from dissensus.training import Run
 from dissensus.training.validation import validate
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, file_name
@@ -38,9 +38,9 @@ from dissensus_studies.harness.image_arms import (
     summary_line,
 )
 from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
-from dissensus_studies.harness.image_sets import ImageSets
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
-from dissensus_studies.harness.statistics import Estimate
+from dissensus_studies.harness.statistics import Estimate, Summary
+from dissensus_studies.recorded import as_floats
 
 BETAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 EPOCHS, GAP_EPOCHS = 80, 100
@@ -152,8 +152,16 @@ def train_and_measure(setting: JointSetting, work: Work) -> Record:
     make = ARCHITECTURES[setting.architecture]
     ensemble = DeepEnsemble(lambda: on_pixels(make(classes=sets.num_classes), sets), setting.num_members, setting.seed)
     objective = Joint(beta=setting.beta, average=setting.average, member_dropout=setting.member_dropout)
-    train_watch = TrainWatch(sets, objective.likelihood)
-    training |= {"callback": train_watch} if setting.experiment == "gap" else {"part": "net"}
+    clean: dict[str, list[float]] = {"ensemble_error": [], "member_error": []}
+
+    def watch(run: Run) -> None:
+        """Look at training images as at test images: not augmented, without dropout, all members at one moment."""
+        watched = weighted_batches((sets.train.x[:WATCHED_IMAGES], sets.train.y[:WATCHED_IMAGES]), 2048)
+        members, whole = validate(run.members, list(watched), objective.likelihood)
+        clean["ensemble_error"].append(whole["ensemble_loss"])
+        clean["member_error"].append(fmean(members["validation_loss"]))
+
+    training |= {"callback": watch} if setting.experiment == "gap" else {"part": "net"}
     run = fit_images(ensemble, sets, objective, **training)
     record = measure(ensemble, sets, name=setting.name, seed=setting.seed)
     logits = save_outputs(ensemble, sets, work.output / "outputs" / f"{file_name(setting.name)}.npz")
@@ -163,24 +171,9 @@ def train_and_measure(setting: JointSetting, work: Work) -> Record:
         **joint_numbers(logits, sets.test.y, setting.average),
         "diagnosis": diagnosis(logits, sets.test.y, setting.average),
     }
-    record["training"]["clean"] = train_watch.values
+    record["training"]["clean"] = clean
     record["line"] = summary_line(record) + f", diversity {record['diversity']:.4f}"
     return record
-
-
-class TrainWatch:
-    """Looks at training images as at test images after every epoch: not augmented, without dropout, all members at one moment."""
-
-    def __init__(self, sets: ImageSets, likelihood: Likelihood) -> None:
-        watched = sets.train.x[:WATCHED_IMAGES], sets.train.y[:WATCHED_IMAGES]
-        self.batches, self.likelihood = list(weighted_batches(watched, 2048)), likelihood
-        self.values: dict[str, list[float]] = {"ensemble_error": [], "member_error": []}
-
-    def __call__(self, run: Run) -> None:
-        """Add the errors of this moment."""
-        members, whole = validate(run.members, self.batches, self.likelihood)
-        self.values["ensemble_error"].append(whole["ensemble_loss"])
-        self.values["member_error"].append(fmean(members["validation_loss"]))
 
 
 def joint_numbers(logits: Tensor, labels: Tensor, average: str) -> dict[str, float]:
@@ -248,11 +241,7 @@ def interval_of(record: Record, metric: str | None) -> Sequence[Any]:
 
 
 def image_claims(families: Mapping[str, Family], gaps: Mapping[str, Family], dropped: Family) -> list[Claim]:
-    """Judge the document's statements about images, as far as there are arms for them.
-
-    `families` have beta to the records of its runs for each architecture, size and average, `gaps` the same for arms that were trained
-    to the end, `dropped` the share of dropped members to the records of joint training with it.
-    """
+    """Judge the document's statements about images, as far as there are arms for them; arguments are what `_sorted_out` returns."""
     ends, gap_ends = (
         {name: found for name, found in each.items() if {0.0, 1.0} <= set(found)} for each in (families, gaps)
     )
@@ -286,33 +275,25 @@ def _worst(family: Family, name: str, choose: Callable[..., float]) -> Case:
     return text, None if above is None else above == (choose is max)
 
 
-def least_accurate(family: Family) -> Case:
-    """Whether joint training has the lowest accuracy."""
-    return _worst(family, "accuracy", min)
+least_accurate = partial(_worst, name="accuracy", choose=min)
+most_wrong = partial(_worst, name="ensemble_error", choose=max)
 
 
-def most_wrong(family: Family) -> Case:
-    """Whether joint training has the highest error of the ensemble."""
-    return _worst(family, "ensemble_error", max)
+def _ends(family: Family, read: Callable[[Sequence[Record]], Estimate], text: str, *, falls: bool = False) -> Case:
+    """Compare joint with independent training: a text of both numbers and their ratio, and whether it is as expected."""
+    independent, joint = (read(family[beta]) for beta in (0.0, 1.0))
+    found = text.format(independent.value, joint.value, joint.value / max(independent.value, 1e-12))
+    return found, independent.above(joint) if falls else joint.above(independent)
 
 
-def compare_members(family: Family) -> Case:
-    """Whether the mean member is worse in joint training."""
-    independent, joint = (estimate(family[beta], "member_accuracy") for beta in (0.0, 1.0))
-    return f"mean accuracy {independent.value:.4f} at 0, {joint.value:.4f} at 1", independent.above(joint)
-
-
-def compare_diversity(family: Family) -> Case:
-    """Whether diversity is larger in joint training."""
-    independent, joint = (estimate(family[beta], "diversity") for beta in (0.0, 1.0))
-    times = joint.value / max(independent.value, 1e-12)
-    return f"{independent.value:.4f} at 0, {joint.value:.4f} at 1 ({times:.1f} times)", joint.above(independent)
+_MEMBERS, _DIVERSITY = (partial(estimate, name=name) for name in ("member_accuracy", "diversity"))
+compare_members = partial(_ends, read=_MEMBERS, text="mean accuracy {:.4f} at 0, {:.4f} at 1", falls=True)
+compare_diversity = partial(_ends, read=_DIVERSITY, text="{:.4f} at 0, {:.4f} at 1 ({:.1f} times)")
 
 
 def _gap(family: Family) -> Case:
-    independent, joint = (Estimate.of([[final_gap(record)] for record in family[beta]]) for beta in (0.0, 1.0))
-    text = f"{independent.value:.4f} nats at 0, {joint.value:.4f} at 1 over the last tenth of epochs"
-    return text, joint.above(independent)
+    text = "{:.4f} nats at 0, {:.4f} at 1 over the last tenth of epochs"
+    return _ends(family, lambda records: Estimate.of([[final_gap(record)] for record in records]), text)
 
 
 def _between(family: Family) -> Case:
@@ -422,7 +403,7 @@ def _tables(found: Arms) -> list[Table]:
         "ECE": lambda record: with_interval(record["test"]["ece"]),
         "diagnosis": lambda record: record.get("diagnosis", {}).get("verdict"),
         "epochs": lambda record: record["training"]["epochs"],
-        "s": lambda record: round(record["training"]["seconds"], 1),
+        "s": lambda record: record["training"]["seconds"],
     }
     caption = (
         "Test images; intervals are 95 % over images. Accuracy and ECE are of averaged probabilities, ERR and diversity of what each "
@@ -442,3 +423,146 @@ run = ImageStudy(
     arms_of,
     page,
 ).run
+
+
+# What the record's arms make of the page: rows of its table, lines of its figure, verdicts. The arms that were trained longest count;
+# where there are none at beta 0 and 1, the page keeps what it had of shorter runs.
+MAIN = ("cifar10", "resnet18 M=5")
+TABLE = "collusion/between-independent-and-joint-figures-6-13-to-17"
+FIGURE = "collusion-images"
+# Lines of the figure: panel, name, what a record has, colour.
+DRAWN = (
+    ("test accuracy", "ensemble", "accuracy", 0),
+    ("test accuracy", "mean member", "member_accuracy", 2),
+    ("test error of the ensemble, nats", "", "ensemble_error", 0),
+    ("test diversity, nats", "", "diversity", 1),
+)
+# So many times as large is called an explosion; tables rise by more.
+EXPLOSION = 10
+DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
+
+
+def sweep_of(rows: Sequence[Record], data: str, family: str) -> Family:
+    """Return the arms of a family by beta, without members left out; empty without both ends."""
+    found: dict[float, list[Record]] = {}
+    own = [
+        {**as_floats(row["numbers"]), "row": row}
+        for row in rows
+        if row["table"] == "collusion/runs" and row["setting"]["data"] == data and not row["setting"]["quick"]
+    ]
+    own = [arm for arm in own if arm["family"] == family and not arm["setting"]["member_dropout"]]
+    longest = max((arm["training"]["epochs"] for arm in own), default=0)
+    for arm in own:
+        if arm["training"]["epochs"] == longest:
+            found.setdefault(arm["setting"]["beta"], []).append(arm)
+    return dict(sorted(found.items())) if {0.0, 1.0} <= set(found) else {}
+
+
+def shown(rows: Sequence[Record]) -> list[Record]:
+    """Return the record as the page shows it: of the five ResNet-18, runs in place of what was read off an earlier page."""
+    family = sweep_of(rows, *MAIN)
+    if not family:
+        return list(rows)
+    found = [row for row in rows if row["table"] != TABLE and row["arm"][0] != FIGURE]
+    for beta, arms in family.items():
+        name = f"{beta:g}" if len(arms) == 1 else f"{beta:g} ({len(arms)} seeds)"
+        found.append({"study": "collusion", "table": TABLE, "arm": [name], "numbers": _numbers(arms)})
+    for panel, name, key, colour in DRAWN:
+        points = {"x": list(family), "y": [fmean(arm[key] for arm in arms) for arms in family.values()]}
+        line = {"arm": [FIGURE, panel, name], "line": {"colour": colour, "style": "o-"}, "numbers": points}
+        found.append({"study": "collusion", "table": "collusion/figures", **line})
+    return found
+
+
+def _numbers(arms: Sequence[Record]) -> dict[str, str]:
+    """Return means over seeds, with half the width of their interval where there are several."""
+
+    def text(values: Iterable[float]) -> str:
+        found = Summary(tuple(values))
+        return f"{found.mean:.3f}" + (f" ± {found.half:.3f}" if len(arms) > 1 else "")
+
+    accuracy, member, error, diversity = (text(arm[key] for arm in arms) for _, _, key, _ in DRAWN)
+    least, best = min(min(arm["members"]) for arm in arms), max(max(arm["members"]) for arm in arms)
+    return {
+        "accuracy": accuracy,
+        "mean member (least to best)": f"{member} ({least:.3f} to {best:.3f})",
+        "ERR, nats": error,
+        "diversity, nats": diversity,
+        "ECE": text(interval_of(arm, "ece")[0] for arm in arms),
+    }
+
+
+def sentence(rows: Sequence[Record]) -> str:
+    """Say what the table of the five ResNet-18 rests on, and which beta are not told apart from independent training."""
+    family = sweep_of(rows, *MAIN)
+    if not family:
+        row = next(row for row in rows if row["table"] == TABLE)
+        return f"{row['setting']} of the document's {EPOCHS}, one seed, {row['machine']}, torch {row['versions']['torch']}, {row['date']}."
+    arms = [arm for each in family.values() for arm in each]
+    epochs, dates = int(arms[0]["training"]["epochs"]), sorted({arm["row"]["date"] for arm in arms})
+    machine, torch = arms[0]["row"]["machine"], arms[0]["row"]["versions"]["torch"]
+    accuracy = {beta: estimate(each, "accuracy") for beta, each in family.items()}
+    same = [f"{beta:g}" for beta, each in accuracy.items() if beta and each.above(accuracy[0.0]) is None]
+    return (
+        f"CIFAR-10, {epochs} epochs (the document's {EPOCHS}), {len(arms)} arms in {sum(a['row']['seconds'] for a in arms) / 60:.0f} "
+        f"minutes, {machine}, torch {torch}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}. ± is half a 95 % interval over seeds. "
+        f"Accuracy within two standard errors of that at beta = 0: {', '.join(same) or 'none'}."
+    )
+
+
+def _worse(family: Family) -> Case:
+    (accuracy, poorer), (error, more_wrong) = least_accurate(family), most_wrong(family)
+    unresolved = None in (poorer, more_wrong) and False not in (poorer, more_wrong)
+    return f"accuracy {accuracy}; ERR {error}", None if unresolved else poorer and more_wrong
+
+
+def _explodes(family: Family) -> Case:
+    """Whether diversity is ten times as large at 1 as at 0; a smaller rise is a rise."""
+    text, more = compare_diversity(family)
+    low, high = (estimate(family[beta], "diversity").value for beta in (0.0, 1.0))
+    return f"{text}; the limit was {EXPLOSION}", more and high >= EXPLOSION * low
+
+
+def _only_near_one(family: Family) -> Case:
+    """Whether diversity rises by more from 0.8 to 1 than from 0 to 0.8."""
+    spread = {beta: estimate(arms, "diversity").value for beta, arms in family.items()}
+    ratios = [f"{spread[beta] / estimate(arms, 'ensemble_error').value:.2f}" for beta, arms in family.items()]
+    text = f"DIV / ERR {', '.join(ratios)} at {', '.join(f'{beta:g}' for beta in family)}"
+    near = BETAS[-2]
+    return text, spread[1.0] - spread[near] > spread[near] - spread[0.0] if near in family else None
+
+
+# The claims that a family of arms speaks of.
+_JUDGES: Mapping[str, tuple[str, str, Callable[[Family], Case]]] = {
+    "Joint training has the lowest accuracy (figure 6) and the highest test error (17) of all beta: ResNet-18.": (
+        *MAIN,
+        _worse,
+    ),
+    "… ResNet-34 (figures 6, 17).": ("cifar10", "resnet34 M=5", _worse),
+    "… CIFAR-100 (figures 6, 14).": ("cifar100", "resnet18 M=5", _worse),
+    "… ten ResNet-18 (figure 13).": ("cifar10", "resnet18 M=10", _worse),
+    "Joint training is worse with averaged scores too (figure 14).": ("cifar10", "resnet18 M=5 scores", _worse),
+    "Diversity explodes as beta goes to 1.": (*MAIN, _explodes),
+    "It does so only near 1.": (*MAIN, _only_near_one),
+    "Members of a jointly trained ensemble are poor alone.": (*MAIN, compare_members),
+}
+
+
+def judged_claims(rows: Sequence[Record]) -> dict[str, Record]:
+    """Return what replaces a claim's line, by its text, for the claims on images that runs speak of."""
+    found = {}
+    for claim, (data, name, judge) in _JUDGES.items():
+        if family := sweep_of(rows, data, name):
+            text, holds = judge(family)
+            verdict = {True: "reproduced", False: "not reproduced", None: "within noise"}[holds]
+            epochs = int(family[0.0][0]["training"]["epochs"])
+            long = epochs >= EPOCHS
+            found[claim] = {
+                "measured": [text],
+                "verdict": verdict if long else "not tested at the document's length",
+                "note": verdict,
+                "seeds": min(len(family[0.0]), len(family[1.0])),
+                "setting": f"{DATA[data]}, {name}, beta {', '.join(f'{beta:g}' for beta in family)}, {epochs} of {EPOCHS} epochs",
+                "command": f'dissensus study collusion-images --data DIR --known {data} --arms "{name} beta"',
+            }
+    return found

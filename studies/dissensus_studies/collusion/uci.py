@@ -129,13 +129,7 @@ def split_problem(problem: Rows, preparation: Preparation, *key: int | str) -> S
 
 
 def log_skewed(x: Tensor, train: Tensor) -> Tensor:
-    """Return features; those of more than two values whose skewness on the training rows exceeds 1 become log(1 + x - min).
-
-    Example:
-        >>> x = torch.tensor([[0.0, 1.0], [0.0, 2.0], [1.0, 3.0], [0.0, 4.0], [99.0, 5.0]])
-        >>> log_skewed(x, torch.arange(5))[-1].tolist()
-        [4.605170249938965, 5.0]
-    """
+    """Return features; those of more than two values whose skewness on the training rows exceeds 1 become log(1 + x - min)."""
     moved = x[train] - x[train].mean(0)
     skewness = moved.pow(3).mean(0) / moved.square().mean(0).clamp_min(1e-12).pow(1.5)
     logs = (x - x[train].amin(0)).clamp_min(0).log1p()
@@ -150,18 +144,8 @@ def standardised(values: Tensor, train: Tensor) -> Tensor:
     return ((values - centre) / torch.where(spread > 0, spread, 1.0)).float()
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """What the search decides."""
-
-    lr: float
-    batch_size: int
-    weight_decay: float
-    num_members: int
-    hidden: int
-    layers: int
-
-
+# What the search decides: a value of each.
+Configuration = Mapping[str, Any]
 SEARCH_SPACE: Mapping[str, tuple[float, ...]] = {
     "lr": (0.001, 0.005, 0.01),
     "batch_size": (16, 32, 64),
@@ -205,28 +189,27 @@ def train(
     most_epochs: int = MOST_EPOCHS,
     on_validation_too: bool = False,
 ) -> Trained:
-    """Train an ensemble; its best epoch on the validation rows is kept.
+    """Train an ensemble; its best epoch on the validation rows is kept, or found and then trained again `on_validation_too`.
 
-    Those of other betas differ in nothing else: member j of each starts with the same weights and all see the same batches. With
-    `on_validation_too` it is then trained again on training and validation rows, for its best number of epochs.
+    Those of other betas differ in nothing else: member j of each starts with the same weights and all see the same batches.
     """
-    widths = [configuration.hidden] * configuration.layers
+    widths = [configuration["hidden"]] * configuration["layers"]
 
     def fit_joint(rows: Rows, epochs: int, **stopping: Any) -> Run:
         start = derive(seed, "start")
         return fit(
-            DeepEnsemble(lambda: mlp(rows.x.shape[1], widths, 1), configuration.num_members, start),
+            DeepEnsemble(lambda: mlp(rows.x.shape[1], widths, 1), configuration["num_members"], start),
             rows,
             objective=Joint(beta, "mse"),
             epochs=epochs,
-            batch_size=configuration.batch_size,
+            batch_size=configuration["batch_size"],
             optimizer="adam",
-            lr=configuration.lr,
-            weight_decay=configuration.weight_decay,
+            lr=configuration["lr"],
+            weight_decay=configuration["weight_decay"],
             seed=seed,
             device="cpu",
             # Not "auto", which would compile for all epochs: it cannot know that runs end early.
-            engine="captured" if len(rows.x) >= STEPS_WORTH_RECORDING * configuration.batch_size else "eager",
+            engine="captured" if len(rows.x) >= STEPS_WORTH_RECORDING * configuration["batch_size"] else "eager",
             progress=False,
             **stopping,
         )
@@ -234,7 +217,7 @@ def train(
     run = fit_joint(split.train, most_epochs, validation=split.validation, patience=PATIENCE)
     assert run.best is not None
     assert run.best_step is not None
-    epochs, members = run.best_step // -(-len(split.train.x) // configuration.batch_size), run.members
+    epochs, members = run.best_step // -(-len(split.train.x) // configuration["batch_size"]), run.members
     if on_validation_too:
         members = fit_joint(Rows(*map(torch.cat, zip(split.train, split.validation, strict=True))), epochs).members
     on_train, on_test = (predict(members, part.x, batch_size=4096)[..., 0] for part in (split.train, split.test))
@@ -259,14 +242,7 @@ def measure(outputs: Tensor, targets: Tensor, *, seed: int = 0) -> dict[str, Any
 
 
 def bias_share(outputs: Tensor) -> float:
-    """Return the share of diversity that goes when each member's constant offset is taken away.
-
-    Reading: 0 where members differ from row to row, 1 where they are shifted copies of each other.
-
-    Example:
-        >>> bias_share(torch.tensor([[5.0, 6.0], [1.0, 2.0]]))
-        1.0
-    """
+    """Return the share of diversity that goes when each member's constant offset is taken away: 1 where members are shifted copies."""
     return 1 - spread(debias(outputs).outputs) / spread(outputs)
 
 
@@ -290,16 +266,7 @@ def drop_increase(
 
 
 def expected_drop_increase(outputs: Tensor, share: float) -> float:
-    r"""Return what `drop_increase` is on average over all choices of members.
-
-    $$\mathrm{DIV}\;\frac{M-m}{m\,(M-1)}$$
-
-    with m of M members left: for squared error it depends on the diversity alone.
-
-    Example:
-        >>> expected_drop_increase(torch.tensor([[1.0], [-1.0]]), 0.5)
-        1.0
-    """
+    """Return what `drop_increase` is on average: DIV (M - m) / (m (M - 1)) with m of M members left depends on the diversity alone."""
     count, left = len(outputs), len(outputs) - int(len(outputs) * share)
     return spread(outputs) * (count - left) / (left * (count - 1))
 
@@ -312,9 +279,8 @@ def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -
     def objective(trial: Any) -> float:
         # Places in the space, not values: the process then knows their order.
         places = {name: trial.suggest_int(name, 0, len(choices) - 1) for name, choices in SEARCH_SPACE.items()}
-        configuration = Configuration(**{name: SEARCH_SPACE[name][place] for name, place in places.items()})
-        value = evaluate(configuration)
-        tried.append({**asdict(configuration), "value": value})
+        configuration = {name: SEARCH_SPACE[name][place] for name, place in places.items()}
+        tried.append({**configuration, "value": (value := evaluate(configuration))})
         return value
 
     before = optuna.logging.get_verbosity()
@@ -325,7 +291,7 @@ def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -
     finally:
         optuna.logging.set_verbosity(before)
     best = min(tried, key=itemgetter("value"))
-    return Configuration(**{name: best[name] for name in SEARCH_SPACE}), tried
+    return {name: best[name] for name in SEARCH_SPACE}, tried
 
 
 def import_optuna() -> Any:
@@ -355,7 +321,7 @@ def measure_run(name: str, run: int, problem: Rows, settings: Settings) -> Recor
         "set": name,
         "run": run,
         "settings": asdict(settings),
-        "configuration": asdict(configuration),
+        "configuration": configuration,
         "trials": tried,
         "betas": measure_betas(split, configuration, settings, seed=key),
         "search_seconds": middle - start,
@@ -432,18 +398,11 @@ def run(
 ) -> Path:
     """Run the study; see `dissensus_studies.Study.run`. One that was ended goes on from the runs that the folder holds.
 
-    Args:
-        output: Folder for the results.
-        quick: Three runs with a short search on data that comes with scikit-learn, or on the small sets of `data`.
-        seed: Decides splits, searches, weights and batches.
-        data: Folder with the four tables; `../shared/data` by default.
-        runs: Runs of each set.
-        setting: "tangos" prepares the sets as the same author's other work did: at most 1000 rows, no logarithms.
-            "train+validation" trains the chosen networks again on both parts, each beta for its own best number of epochs.
-        search_beta: The beta with which configurations are searched.
-        epochs: Longest training.
-        minutes: Begin no run after this time.
-        arms: Only these runs, such as "weather": one command for each set, with the same folder, uses as many cores.
+    `quick` makes three runs with a short search, on data that comes with scikit-learn or on the small sets of `data`, the folder with
+    the four tables (`../shared/data` by default). `setting` "tangos" prepares the sets as the same author's other work did: at most 1000
+    rows, no logarithms; "train+validation" trains the chosen networks again on both parts, each beta for its own best number of epochs.
+    `runs` are those of each set, `search_beta` is the beta with which configurations are searched, `epochs` the longest training, and
+    `arms` are runs, such as "weather": one command for each set, with the same folder, uses as many cores.
     """
     import_optuna()
     if setting not in (None, "tangos", "train+validation"):
@@ -458,7 +417,29 @@ def run(
     found = measure_all(problems, num_runs, settings, outputs.folder, minutes=minutes, only=arms)
     if not found:
         raise ValueError("No run ended in the time given. Run it again for longer, or with quick.")
-    return _report(outputs, found, settings, quick)
+    sets = by_set(found)
+    claims = uci_claims(sets)
+    points = [(result["set"], row["beta"], row) for result in found for row in result["betas"]]
+    names = ("mse", "diversity", "member_mse", "bias_share", MOST_DROPPED)
+    drawing = sweep("collusion_uci", "Over β", points, {n.replace("_", " "): itemgetter(n) for n in names}, "β")
+    columns = ("set", "β", "MSE", "diversity", "members' MSE", "removed by debiasing", "rise if 60 % are dropped")
+    rows = [
+        [name, f"{beta:g}", *(_with_sd(_at(own[column], beta)) for column in names)]
+        for name, own in sets.items()
+        for beta in SHOWN_BETAS
+    ]
+    made_with = {"optuna": version("optuna"), "cores": os.cpu_count(), "system": platform.system()}
+    outputs.results({"claims": claims, "settings": asdict(settings), "quick": quick, **made_with, "runs": found})
+    outputs.sections += [
+        Section("What the document says", claims_table(claims), Text(JUDGED)),
+        drawing.section(outputs),
+        Section("By β", Table(columns, rows, "Mean over runs ± standard deviation, on standardised targets")),
+    ]
+    print_table(columns, rows)
+    return outputs.page(
+        "Between independent and joint training: tabular regression",
+        "Members trained to be right together become wrong apart: how soon, by how much, and what it costs.",
+    )
 
 
 def _problems(data: Path | None, quick: bool, preparation: Preparation) -> dict[str, Rows]:
@@ -548,36 +529,6 @@ def _drop(runs: Runs) -> Case:
     near, far = _share(runs, MOST_DROPPED), _share(runs, MOST_DROPPED, ELSEWHERE)
     text = f"+{100 * near:.0f} % at β = 1, at most +{100 * far:.1f} % up to {ELSEWHERE:g}"
     return text, near > HARM > far
-
-
-def _report(outputs: Outputs, found: Sequence[Record], settings: Settings, quick: bool) -> Path:
-    """Write tables, figures and the page."""
-    sets = by_set(found)
-    claims = uci_claims(sets)
-    points = [(result["set"], row["beta"], row) for result in found for row in result["betas"]]
-    names = ("mse", "diversity", "member_mse", "bias_share", MOST_DROPPED)
-    drawing = sweep(
-        "collusion_uci", "Over β", points, {name.replace("_", " "): itemgetter(name) for name in names}, "β"
-    )
-    columns = ("set", "β", "MSE", "diversity", "members' MSE", "removed by debiasing", "rise if 60 % are dropped")
-    rows = [
-        [name, f"{beta:g}", *(_with_sd(_at(runs[column], beta)) for column in names)]
-        for name, runs in sets.items()
-        for beta in SHOWN_BETAS
-    ]
-    caption = "Mean over runs ± standard deviation, on standardised targets"
-    made_with = {"optuna": version("optuna"), "cores": os.cpu_count(), "system": platform.system()}
-    outputs.results({"claims": claims, "settings": asdict(settings), "quick": quick, **made_with, "runs": found})
-    outputs.sections += [
-        Section("What the document says", claims_table(claims), Text(JUDGED)),
-        drawing.section(outputs),
-        Section("By β", Table(columns, rows, caption)),
-    ]
-    print_table(columns, rows)
-    return outputs.page(
-        "Between independent and joint training: tabular regression",
-        "Members trained to be right together become wrong apart: how soon, by how much, and what it costs.",
-    )
 
 
 def _with_sd(values: "pd.Series[float]") -> str:

@@ -38,6 +38,7 @@ STEPS = 600
 LEARNING_RATE = 0.08
 EPSILON = 0.08
 NUM_POINTS = 40
+RECIPE = {"batch_size": NUM_POINTS, "optimizer": "adam", "lr": LEARNING_RATE}
 PRACTICAL_MEMBERS = 6
 COUNTS = (1, 2, 4, 6, 10, 20)
 # A multiple of every count: ensembles of each size are made of the same nets.
@@ -96,18 +97,6 @@ def practical_scales(num_members: int = 6) -> dict[int, float]:
     return scales
 
 
-def _recipe(arm: Arm, steps: int, seed: int) -> dict[str, Any]:
-    """Return how every ensemble of the study is trained: one full batch a step."""
-    return {
-        "objective": arm.objective,
-        "epochs": steps,
-        "batch_size": NUM_POINTS,
-        "optimizer": "adam",
-        "lr": LEARNING_RATE,
-        "seed": seed,
-    }
-
-
 def train_practical(
     arm: Arm,
     num_members: int = PRACTICAL_MEMBERS,
@@ -123,8 +112,8 @@ def train_practical(
         for each in range(seed, seed + num_seeds)
         for member, scale in enumerate(practical_scales(num_members).values())
     ]
-    recipe = _recipe(arm, steps, seed) | {"device": "cpu", **rest}
-    return fit(DeepEnsemble.from_members(nets, seed), toy.cubic(NUM_POINTS), **recipe)
+    settings = RECIPE | {"objective": arm.objective, "epochs": steps, "seed": seed, "device": "cpu", **rest}
+    return fit(DeepEnsemble.from_members(nets, seed), toy.cubic(NUM_POINTS), **settings)
 
 
 HEADLINE_ENGINE = "eager"
@@ -141,7 +130,7 @@ def headline(num_seeds: int) -> list[dict[str, float]]:
     sds = {}
     for place in ("inside", "outside"):
         every = predict(run.members, region(place)[0]).unflatten(0, (num_seeds, -1))
-        sds[f"sd_{place}"] = [float(_moments(own, ARMS[0].family)[1].mean()) for own in every]
+        sds[f"sd_{place}"] = [float(moments(own, ARMS[0].family)[3].mean()) for own in every]
     return [
         {
             "seed": seed,
@@ -162,11 +151,6 @@ class Repeats:
     x: Tensor
     y: Tensor
 
-    @property
-    def num_members(self) -> int:
-        """Nets on each sample."""
-        return self.ensemble.num_members // len(self.x)
-
     def outputs(self, x: Tensor, num_members: int) -> Tensor:
         """Return outputs in separate ensembles of a size: `(members, repeats, ensembles, points, 2)`.
 
@@ -179,11 +163,16 @@ class Repeats:
         return every.unflatten(0, (len(self.x), -1, num_members)).movedim(2, 0).double()
 
 
+def sample(num_points: int = NUM_POINTS, seed: int = toy.CUBIC_SEED) -> tuple[Tensor, Tensor]:
+    """Return the practical's data, or a fresh sample of the same law, `(points, 1)` each."""
+    x, y = (torch.from_numpy(part).float() for part in toy.cubic(num_points, seed=seed))
+    return x, y[:, None]
+
+
 def train_repeats(arm: Arm, num_repeats: int, num_members: int = NETS, seed: int = 0, steps: int = STEPS) -> Repeats:
     """Train nets on fresh samples; samples, scales and initial draws are those of the other arms."""
-    samples = [toy.cubic(NUM_POINTS, seed=_numpy_seed(seed, "sample", r)) for r in range(num_repeats)]
-    x = torch.from_numpy(np.stack([x for x, _ in samples])).float()
-    y = torch.from_numpy(np.stack([y for _, y in samples])).float().unsqueeze(-1)
+    samples = [sample(seed=_numpy_seed(seed, "sample", repeat)) for repeat in range(num_repeats)]
+    x, y = map(torch.stack, zip(*samples, strict=True))
     nets = []
     for repeat in range(num_repeats):
         draws = np.random.RandomState(_numpy_seed(seed, "scales", repeat)).normal(0, 0.1, num_members)
@@ -191,7 +180,7 @@ def train_repeats(arm: Arm, num_repeats: int, num_members: int = NETS, seed: int
             nets.append(scaled_mlp(SIZES, float(scale), seed, "repeat", repeat, member))
     ensemble = DeepEnsemble.from_members(nets, seed)
     owners = [repeat for repeat in range(num_repeats) for _ in range(num_members)]
-    fit_own_sets(ensemble, x, y, owners, **_recipe(arm, steps, seed), check_every=100)
+    fit_own_sets(ensemble, x, y, owners, arm.objective, epochs=steps, seed=seed, check_every=100, **RECIPE)
     return Repeats(arm, ensemble.eval(), x, y)
 
 
@@ -210,7 +199,7 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
         outputs = trained.outputs(x, num_members)
         own_x = trained.x[:, None].expand(-1, outputs.shape[2], -1, -1)
         attacked = trained.outputs(attack(trained, num_members, test), num_members)
-        errors = (_moments(outputs, family)[0] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
+        errors = (moments(outputs, family)[2] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
         found = {
             "nll": likelihood.mixture(outputs, y),
             "nll_train": likelihood.mixture(trained.outputs(own_x, num_members), trained.y[:, None]),
@@ -220,11 +209,10 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
         }
         for name in REGIONS:
             x, y = region(name)
-            there = trained.outputs(x, num_members)
-            mean, scale = (part[..., 0] for part in mean_and_scale(there))
+            mean, scale, _, sd = moments(trained.outputs(x, num_members), family)
             below = {"gaussian": Normal, "laplace": Laplace}[family](mean, scale).cdf(y[:, 0]).mean(0)
             found[f"coverage_{name}"] = ((below - 0.5).abs() <= COVERED / 2).double()
-            found[f"sd_{name}"] = mixture(mean, scale, family)[1]
+            found[f"sd_{name}"] = sd
             found[f"knowledge_{name}"] = mean.std(0, correction=0)
         found["overfit"] = found["nll"].mean(-1, keepdim=True) - found["nll_train"].mean(-1, keepdim=True)
         found["ratio"] = found["sd_outside"].mean(-1, keepdim=True) / found["sd_inside"].mean(-1, keepdim=True)
@@ -234,18 +222,12 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
 def attack(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Tensor:
     """Move test inputs by `EPSILON` up the loss of each ensemble: `(repeats, ensembles, points, 1)`."""
     x, y = test
-    shape = (len(trained.x), trained.num_members // num_members, *x.shape)
-    own = x.expand(shape).clone().requires_grad_()
+    ensembles = trained.ensemble.num_members // len(trained.x) // num_members
+    own = x.expand(len(trained.x), ensembles, *x.shape).clone().requires_grad_()
     with torch.enable_grad():
         loss = trained.arm.objective.likelihood.mixture(trained.outputs(own, num_members), y).sum()
         (gradient,) = torch.autograd.grad(loss, own)
     return (own + EPSILON * gradient.sign()).detach()
-
-
-def test_sample(num_points: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw fresh points of the practical's law, `(points, 1)` each."""
-    x, y = toy.cubic(num_points, seed=_numpy_seed(seed, "test sample"))
-    return torch.from_numpy(x).float(), torch.from_numpy(y).float()[:, None]
 
 
 def region(name: str, points: int = 200) -> tuple[Tensor, Tensor]:
@@ -256,23 +238,18 @@ def region(name: str, points: int = 200) -> tuple[Tensor, Tensor]:
     return x, x**3 + torch.from_numpy(noise).float()
 
 
-def band(run: Run, family: Family, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return members' means and scales, `(members, points)`, and their mixture's mean and sd, `(points,)`."""
-    mean, scale = (part[..., 0] for part in mean_and_scale(predict(run.members, x)))
+def moments(outputs: Tensor, family: Family) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return members' means and scales, and mean and sd of their mixture."""
+    mean, scale = (part[..., 0] for part in mean_and_scale(outputs))
     return mean, scale, *mixture(mean, scale, family)
 
 
 def final_losses(run: Run, arm: Arm) -> list[float]:
     """Return each member's mean loss on the practical's data at the end of training."""
-    x, y = (torch.from_numpy(part).float() for part in toy.cubic(NUM_POINTS))
-    losses: list[float] = arm.objective.likelihood.per_example(predict(run.members, x), y).mean(-1).tolist()
+    x, y = toy.cubic(NUM_POINTS)
+    outputs = predict(run.members, torch.from_numpy(x).float())
+    losses: list[float] = arm.objective.likelihood.per_example(outputs, torch.from_numpy(y).float()).mean(-1).tolist()
     return losses
-
-
-def _moments(outputs: Tensor, family: Family) -> tuple[Tensor, Tensor]:
-    """Return mean and sd of the mixture, without the axis of members."""
-    mean, scale = (part[..., 0] for part in mean_and_scale(outputs))
-    return mixture(mean, scale, family)
 
 
 def _numpy_seed(*key: int | str) -> int:
@@ -298,13 +275,15 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     outputs = Outputs(output)
     num_repeats = 3 if quick else 20
     practical, seeds = _practical(outputs, seed), headline(num_repeats)
-    trained, test = {arm: train_repeats(arm, num_repeats, seed=seed) for arm in ARMS}, test_sample(400, seed)
+    trained = {arm: train_repeats(arm, num_repeats, seed=seed) for arm in ARMS}
+    test = sample(400, _numpy_seed(seed, "test sample"))
     results = {(arm, count): measure(repeats, count, test) for arm, repeats in trained.items() for count in COUNTS}
     claims = regression_claims(results)
     medians = _arms_table(results, "Medians over repeats", lambda found: found.median)
     quantiles = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
     of_seeds = [
-        (_words(name), *torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist()) for name in SEEDS
+        (name.replace("_", " "), *torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist())
+        for name in SEEDS
     ]
     chaotic = (
         "A run of this recipe is chaotic; what can be compared is the distribution over seeds (here: "
@@ -352,20 +331,21 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
 
 def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
     """Run the practical itself, in all four arms; draw its figures."""
-    x, y = (torch.from_numpy(part).float() for part in toy.cubic(NUM_POINTS))
-    grid = torch.linspace(-6, 6, 61)[:, None]
+    x, y = sample()
+    points, grid = (x, y[:, 0]), torch.linspace(-6, 6, 61)[:, None]
     found: dict[str, dict[str, Any]] = {}
     figure, axes = plots.panels(2, 2, width=4.4, height=3.0)
     for arm, ax in zip(ARMS, axes, strict=True):
         trained = train_practical(arm, seed=seed)
-        mean, scale, centre, sd = band(trained, arm.family, grid)
-        sds = {f"sd_{p}": float(band(trained, arm.family, region(p)[0])[3].mean()) for p in ("inside", "outside")}
-        found[arm.name] = {"final_losses": final_losses(trained, arm), **sds}
-        plots.bands(grid, centre, sd, ax, truth=grid**3, points=(x, y))
+        regions = {"sd_inside": region("inside")[0], "sd_outside": region("outside")[0]}
+        mean, scale, centre, sd = moments(predict(trained.members, grid), arm.family)
+        sds = {name: moments(predict(trained.members, own), arm.family)[3] for name, own in regions.items()}
+        found[arm.name] = {"final_losses": final_losses(trained, arm), **{k: float(v.mean()) for k, v in sds.items()}}
+        plots.bands(grid, centre, sd, ax, truth=grid**3, points=points)
         ax.set(ylim=(-300, 300), xlabel="x", ylabel="y")
         ax.set_title(arm.name, fontsize=10, loc="left")
         if arm == ARMS[0]:
-            main = plots.member_bands(grid, mean, scale, truth=grid**3, points=(x, y), limits=(-300.0, 300.0))
+            main = plots.member_bands(grid, mean, scale, truth=grid**3, points=points, limits=(-300.0, 300.0))
     name_lines(axes[1])
     rows = [(name, min(r["final_losses"]), max(r["final_losses"]), *list(r.values())[1:]) for name, r in found.items()]
     lead = f"{PRACTICAL_MEMBERS} nets take {STEPS} steps on all {NUM_POINTS} points; a perfect one ends near 2.4."
@@ -381,11 +361,7 @@ def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
 def _arms_table(results: Results, caption: str, read: Callable[[Summary], object]) -> Table:
     shown = [(arm, count) for arm in ARMS for count in (1, PRACTICAL_MEMBERS)]
     rows = [(key[0].name, key[1], *(read(results[key][name]) for name in COLUMNS)) for key in shown]
-    return Table(("arm", "members", *map(_words, COLUMNS)), rows, caption)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return Table(("arm", "members", *(name.replace("_", " ") for name in COLUMNS)), rows, caption)
 
 
 def _counted(results: Results) -> dict[tuple[str, float, str], tuple[float, float]]:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dissensus import plots
+from dissensus.architectures import mlp
 from dissensus.html import Section, Table, Text
 from dissensus.members import DeepEnsemble
 from dissensus.objectives import Adversarial, Independent, Objective, gaussian_nll, mean_and_scale
@@ -191,11 +192,7 @@ def _train(
     splits: Splits, hidden: int, objective: Objective, owner: Sequence[int], seed: int, **settings: Any
 ) -> tuple[Tensor, Tensor]:
     """Return means and scales on the test parts in original units, `(members, splits, test rows)`."""
-
-    def network() -> nn.Module:
-        return nn.Sequential(nn.Linear(splits.x.shape[2], hidden), nn.ReLU(), nn.Linear(hidden, 2))
-
-    ensemble = DeepEnsemble(network, len(owner), seed)
+    ensemble = DeepEnsemble(lambda: mlp(splits.x.shape[2], [hidden], 2), len(owner), seed)
     fit_own_sets(
         ensemble, splits.x, splits.y, owner, objective, batch_size=BATCH_SIZE, optimizer="adam", seed=seed, **settings
     )
