@@ -2,7 +2,8 @@
 
 The data comes with scikit-learn, so nothing is downloaded. The digits 0 to 6 are known; 7, 8 and 9 are never
 shown in training, and known digits are corrupted by noise, shifts and covers. Tables and page show how good
-the predictions are, and whether the ensemble notices what it does not know. The page is that of `ds.report`.
+the predictions are, and whether the ensemble notices what it does not know. The page is that of `ds.report`,
+after a picture of the data.
 """
 
 import time
@@ -20,7 +21,9 @@ from dissensus._signatures import need
 from dissensus.data.toy import digits as all_digits
 from dissensus.evaluation import Evaluation, evaluate
 from dissensus.evaluation.tables import short, text_table
+from dissensus.html import Picture, Section, Text
 from dissensus.members import DeepEnsemble
+from dissensus.plots import panels
 from dissensus.randomness import derive
 from dissensus.reporting import report
 from dissensus.training import fit
@@ -89,7 +92,8 @@ def run(output: Path | str = "demo-report", *, num_members: int = 5, epochs: int
     # A terminal has no room for intervals; the page has them.
     numbers = tuple(replace(number, low=None, high=None) for number in result.numbers)
     print(f"{replace(result, numbers=numbers, bootstrap=0).table()}\n\n{_uncertainties(result)}\n")
-    page = report(result, folder / "report.html", title="What an ensemble knows about handwritten digits")
+    title = "What an ensemble knows about handwritten digits"
+    page = report(result, folder / "report.html", title=title, first=[_shown(digits)])
     seconds = time.perf_counter() - start
     print(f"Page with pictures: {page} ({seconds:.1f} s in all)")
     return DemoResult(page, result, seconds)
@@ -163,3 +167,22 @@ def make_member() -> nn.Module:
         nn.ReLU(),
         nn.Linear(64, KNOWN),
     )
+
+
+def _shown(digits: Digits) -> Section:
+    """Show known digits in order, new ones, and the known ones corrupted."""
+    labels = digits.test[1].tolist()
+    known = [labels.index(digit) for digit in range(KNOWN)]
+    rows = {"known": digits.test[0][known], "new": digits.new[0][:KNOWN]}
+    rows |= {name: images[known] for name, (images, _) in digits.corrupted.items()}
+    # One image of all rows, with a white pixel around every digit.
+    sheet = torch.cat([torch.cat(list(F.pad(images[:, 0], (1, 1, 1, 1))), dim=1) for images in rows.values()])
+    figure, (ax,) = panels(width=5.2, height=0.2 + 4.5 * len(sheet) / sheet.shape[1])
+    ax.imshow(sheet.numpy(), cmap="gray_r", vmin=0, vmax=1)
+    pitch = len(sheet) / len(rows)
+    ax.set(xticks=[], yticks=[(number + 0.5) * pitch - 0.5 for number in range(len(rows))], yticklabels=list(rows))
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    text = f"Digits 0 to {KNOWN - 1} are learned from {len(digits.train[0])} images of 8 by 8 pixels; {KNOWN} to 9 are never shown."
+    alt = f"Five rows of digits: known ones from 0 to {KNOWN - 1}, new ones, and the known ones with noise, shifted and partly covered."
+    return Section("What the ensemble is shown", Text(text), Picture(figure, alt))

@@ -103,10 +103,11 @@ def test_the_demo_prints_and_writes_its_numbers(small_demo):
     assert result.page.name == "report.html"
 
 
-def test_the_page_is_the_report(small_demo):
+def test_the_page_is_the_report_after_a_picture_of_the_data(small_demo):
     page = small_demo[0].page.read_text(encoding="utf-8")
-    titles = ["Main numbers", "Telling known from unknown", "Disputed inputs"]
+    titles = ["What the ensemble is shown", "Main numbers", "Telling known from unknown", "Disputed inputs"]
     assert all(f">{title}</h2>" in page for title in titles)
+    assert page.index(titles[0]) < page.index(titles[1])
     assert page.count("<svg ") == page.count('role="img"') > 20
 
 

@@ -9,7 +9,7 @@ from dissensus._signatures import checked
 from dissensus.evaluation import Evaluation, Number
 from dissensus.evaluation.results import ID
 from dissensus.evaluation.tables import short, title_of, title_with_unit
-from dissensus.html import Headline, write_page
+from dissensus.html import Headline, Section, write_page
 from dissensus.reporting.diagnosis import Runs
 from dissensus.reporting.sections import TASKS, best_score, mean_auroc, sections_of, told_apart
 
@@ -18,7 +18,12 @@ __all__ = ["report"]
 
 @checked
 def report(
-    results: Evaluation | Sequence[Evaluation], path: Path | str, *, title: str | None = None, score: str | None = None
+    results: Evaluation | Sequence[Evaluation],
+    path: Path | str,
+    *,
+    title: str | None = None,
+    score: str | None = None,
+    first: Sequence[Section] = (),
 ) -> Path:
     """Write one HTML page on one evaluation, or on several side by side.
 
@@ -30,6 +35,7 @@ def report(
         path: The file to write.
         title: Title of the page; by default what is predicted, and from what data.
         score: The uncertainty score of curves; total entropy (or variance) by default. Tables have all.
+        first: Sections of one's own that come before all others.
 
     Returns:
         The path of the page.
@@ -55,7 +61,7 @@ def report(
     return write_page(
         path,
         title or _title(runs),
-        [*sections_of(runs, score)],
+        [*first, *sections_of(runs, score)],
         " ".join(_sentence(run, score, several=several) for run in runs),
         subtitle=_subtitle(runs),
         headlines=_headlines(runs, score),
