@@ -99,27 +99,28 @@ def run_sweep(
         raise ValueError(
             "The arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray."
         )
-    train = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
-    if "trials" not in sweep:
-        failed = _train_grid(train, folder, arms_of(sweep), jobs, say, ray)
-    elif ray:
+    settings, search = settings_of(sweep), "trials" in sweep
+    if ray and search:
         raise ValueError("--ray runs grids; a search with `trials` goes on with --jobs, or in several processes.")
-    else:
-        failed = _search(train, folder, sweep, jobs, say)
+    grid = {} if search else arms_of(sweep)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / SWEEP, json.dumps(list(grid)))
+    study = _study(folder) if search else None
+    arms = _asked(study, settings, sweep["trials"]) if search else iter(grid.items())
+    train = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
+    failed = []
+    for (name, _, *trial), answer in (_with_ray if ray else _in_threads)(train, arms, jobs):
+        finished, busy = is_finished(folder / name), answer.startswith(_BUSY)
+        if study is not None and not busy:  # else a process that shares the journal has it
+            from optuna.trial import TrialState
+
+            value = _validation_loss(folder / name) if finished else None
+            study.tell(*trial, value, state=None if finished else TrialState.FAIL)
+            answer += f", validation loss {value:.4f}" if finished else ""
+        say(f"{name}: {answer}")
+        failed += [] if finished or busy else [name]
     if failed:
         raise ValueError(f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on.")
-
-
-def _train_grid(
-    train: "partial[str]", folder: Path, arms: Mapping[str, list[str]], jobs: int, say: Callable[[str], None], ray: bool
-) -> list[str]:
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / SWEEP, json.dumps(list(arms)))
-    failed = []
-    for (name, _), answer in (_with_ray if ray else _in_threads)(train, iter(arms.items()), jobs):
-        say(f"{name}: {answer}")
-        failed += [] if is_finished(folder / name) or answer.startswith(_BUSY) else [name]
-    return failed
 
 
 def train_arm(recipe: Path, folder: Path, options: Sequence[str], name: str, changes: Sequence[str]) -> str:
@@ -161,29 +162,15 @@ def ray_task(function: Callable[..., Any]) -> tuple[Any, Any]:
     return ray, ray.remote(num_cpus=1, num_gpus=1 if ray.cluster_resources().get("GPU") else 0)(function)
 
 
-def _search(
-    train: Callable[..., str], folder: Path, sweep: Mapping[str, Any], jobs: int, say: Callable[[str], None]
-) -> list[str]:
-    """Let optuna choose arms by the validation loss of earlier ones, until there are as many as asked for."""
-    settings, study = settings_of(sweep), _study(folder)
+def _asked(study: Any, settings: Mapping[str, Any], trials: int) -> Iterator[tuple[str, list[str], int]]:
+    """Yield arms that optuna chooses by the validation loss of earlier ones, until there are as many as asked for."""
     from optuna.trial import TrialState
 
-    def arms() -> Iterator[tuple[str, list[str], int]]:
-        for trial in study.get_trials(states=[TrialState.RUNNING]):  # left by a process that was stopped
-            yield *_arm(trial.params), trial.number
-        while len(study.get_trials(deepcopy=False)) < sweep["trials"]:
-            trial = study.ask()
-            yield *_arm({key: _suggested(trial, key, values) for key, values in settings.items()}), trial.number
-
-    failed = []
-    for (name, _, number), answer in _in_threads(train, arms(), jobs):
-        if answer.startswith(_BUSY):
-            continue  # a process that shares the journal has it
-        value = _validation_loss(folder / name) if is_finished(folder / name) else None
-        study.tell(number, value, state=TrialState.FAIL if value is None else None)
-        say(f"{name}: {answer}" + ("" if value is None else f", validation loss {value:.4f}"))
-        failed += [name] if value is None else []
-    return failed
+    for trial in study.get_trials(states=[TrialState.RUNNING]):  # left by a process that was stopped
+        yield *_arm(trial.params), trial.number
+    while len(study.get_trials(deepcopy=False)) < trials:
+        trial = study.ask()
+        yield *_arm({key: _suggested(trial, key, values) for key, values in settings.items()}), trial.number
 
 
 def _study(folder: Path) -> Any:
@@ -192,10 +179,8 @@ def _study(folder: Path) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    folder.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
-    replace_file(folder / SWEEP, "[]")
     study = optuna.create_study(study_name="sweep", storage=storage, load_if_exists=True)
     # Processes that share the journal begin at other places, and keep away from what others are trying.
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials), constant_liar=True)
