@@ -4,7 +4,8 @@
 differ, each one's own value under `member_0/column`, ...
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,14 +53,15 @@ class TensorBoard:
     """
 
     folder: str | Path
-    _writer: Any = field(default=None, init=False, repr=False)
+
+    @cached_property
+    def _writer(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self.folder))
 
     def __call__(self, run: Run) -> None:
         """Write what the last check found."""
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.folder))
         for name, value in latest(run).items():
             self._writer.add_scalar(name, value, run.step)
         self._writer.flush()

@@ -1,7 +1,7 @@
 """A run's alarm and the coverage of its sets and intervals: calibrated once on held-out rows, kept as JSON in its folder."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,16 +68,17 @@ class Calibration:
     """What a run knows about held-out rows."""
 
     alarm: Alarm  # ranks scores among theirs
-    monitor: DriftMonitor | None  # ranks them among all earlier ones, those of held-out rows (three or more) first
     # How far the truth was from the prediction, `(targets, rows)`: 1 - its probability, or the error in standard deviations.
-    misses: tuple[tuple[float, ...], ...]
+    misses: Sequence[Sequence[float]]
     coverage: float  # how often sets and intervals are to hold the truth
+    monitor: DriftMonitor | None = (
+        None  # of a stream: ranks scores among all earlier ones, those of held-out rows first
+    )
 
     def for_a_stream(self) -> "Calibration":
-        """Return the same with a monitor of its own."""
-        if self.monitor is None:
-            return self
-        return replace(self, monitor=DriftMonitor.from_state(self.monitor.state()))
+        """Return the same with a new monitor, if there are held-out rows enough for one."""
+        held_out = self.alarm.calibration[None]
+        return replace(self, monitor=DriftMonitor.of_scores(held_out) if len(held_out) > 2 else None)
 
     @property
     def reach(self) -> list[float]:
@@ -135,18 +136,14 @@ def _score(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder: Path) 
 def load_calibration(
     folder: Path, run: "LoadedRun", false_alarms: float | None = None, coverage: float | None = None
 ) -> Calibration | None:
-    """Read a run's alarm, monitor and coverage, at its own rates or others; None where nothing was held out to calibrate on."""
+    """Read a run's alarm and coverage, at its own rates or others; None where nothing was held out to calibrate on."""
     if not (folder / ALARM).exists():
         return None
     state = read_state(folder / COVERAGE, _FORMAT)
     score = RowDistance(load_file(folder / BANK)["bank"]) if (folder / BANK).exists() else None
     alarm = Alarm.load(folder / ALARM, run.ensemble, score=score)
     alarm = alarm if false_alarms is None else alarm.at(false_alarms)
-    watched = (folder / DRIFT).exists()
-    monitor = DriftMonitor.load(folder / DRIFT, run.ensemble, score=score) if watched else None
-    return Calibration(
-        alarm, monitor, tuple(map(tuple, state["misses"])), state["coverage"] if coverage is None else coverage
-    )
+    return Calibration(alarm, state["misses"], state["coverage"] if coverage is None else coverage)
 
 
 def check_alarm(
