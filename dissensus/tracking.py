@@ -19,8 +19,8 @@ from dissensus.training.history import mean_of
 _PLACES = ("epoch", "step", "member")  # columns that say where a row belongs
 
 
-def latest(run: Run) -> dict[str, float]:
-    """Return what the last check found: means over members and, where they differ, each member's value.
+def latest(run: Run, step: int | None = None) -> dict[str, float]:
+    """Return what the last check, or that after a step, found: means over members and, where they differ, each member's value.
 
     Example:
         >>> import torch, dissensus as ds
@@ -29,7 +29,7 @@ def latest(run: Run) -> dict[str, float]:
         >>> sorted(name for name in latest(run) if name.endswith("loss"))
         ['loss', 'member_0/loss', 'member_1/loss']
     """
-    rows = [row for row in run.history if row["step"] == run.step]
+    rows = [row for row in run.history if row["step"] == (run.step if step is None else step)]
     found: dict[str, float] = {}
     for name in dict.fromkeys(chain.from_iterable(rows)):
         if name in _PLACES:

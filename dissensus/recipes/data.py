@@ -378,6 +378,10 @@ class Preprocessing:
         self._check(loaded.x)
         return loaded
 
+    def pair(self, loaded: Loaded) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets as members are trained on them."""
+        return self(loaded.x), self.targets(loaded)
+
     def targets(self, loaded: Loaded) -> Tensor:
         """Return targets as members are trained on them: class indices, or standardised values."""
         y = self.targets_in_units(loaded)

@@ -113,7 +113,7 @@ def _keep_worst(scored: Scored, table: Table) -> None:
     by = next((name for name in ("total_entropy", "total_variance") if name in table), None)
     if by is None:
         return
-    rows = zip(table[by].tolist(), table.get("file", table["row"]), strict=True)
+    rows = zip(table[by].tolist(), table.get("file") or table["row"], strict=True)
     scored.worst = nlargest(5, [*scored.worst, *rows], key=itemgetter(0))
 
 

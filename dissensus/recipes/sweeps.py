@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -155,8 +156,7 @@ def _with_ray(train: "partial[str]", arms: Iterator[Any], jobs: int) -> Iterator
 def ray_task(function: Callable[..., Any]) -> tuple[Any, Any]:
     """Return Ray, on the cluster that RAY_ADDRESS names or on this machine, and a function as its task: on a GPU, or else a CPU."""
     need("--ray", "ray", "ray")
-    import ray
-
+    ray: Any = import_module("ray")
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     return ray, ray.remote(num_cpus=1, num_gpus=1 if ray.cluster_resources().get("GPU") else 0)(function)
