@@ -193,10 +193,7 @@ def diagnose(
 def diagnose_run(
     run: "LoadedRun", folder: Path, known: "Loaded", average: Any, batch_size: int, **options: Any
 ) -> "Finding":
-    """Diagnose a run on held-out rows, on some of its training data, and over its history if that was watched.
-
-    The loss is the run's, and so is what the ensemble averages where that is None; further options are those of `diagnose`.
-    """
+    """Diagnose a run on held-out rows, on some of its training data, and over its history if that was watched."""
     import torch
 
     from dissensus.diagnostics import diagnose as diagnose_members

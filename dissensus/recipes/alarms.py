@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,8 +31,6 @@ _FORMAT = "dissensus coverage 1"
 _SHOWN = 1000
 # Training rows that distances are measured to.
 _BANK_ROWS = 4096
-
-Rows = TypeVar("Rows", Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ def check_alarm(
     )
 
 
-def _some(values: Rows, most: int) -> Rows:
+def _some(values: Any, most: int) -> Any:
     """Return at most so many values, spread evenly."""
     return values[np.linspace(0, len(values) - 1, min(len(values), most)).round().astype(int)]
 
@@ -193,10 +191,7 @@ def _moments(run: "LoadedRun", outputs: Tensor) -> tuple[Tensor, Tensor]:
 def calibrated_columns(
     run: "LoadedRun", calibration: Calibration, x: Tensor, outputs: Tensor, scores: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Return p-value, flag, and prediction set or interval of each input; the drift monitor sees them in this order.
-
-    They are of inputs as members see them, with member outputs and all scores, `(batch,)` or `(batch, targets)`, of these.
-    """
+    """Return p-value, flag, and prediction set or interval of inputs as members see them; the monitor sees them in this order."""
     scorer = calibration.alarm.scorer
     columns: dict[str, Any] = {}
     if scorer.of_inputs:

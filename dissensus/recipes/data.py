@@ -151,10 +151,7 @@ class Sets:
 
 
 def load_sets(settings: DataSettings, classification: bool | None = None) -> Sets:
-    """Read and split the data; whether targets are classes follows from them by default.
-
-    The same settings give the same rows, whatever else a recipe says.
-    """
+    """Read and split the data, the same rows for the same settings; whether targets are classes follows from them by default."""
     whole = settings.read(settings.path)
     if whole.y is None:
         raise ValueError(f"The data of {settings.path} has no targets. Name them with target under [data].")
@@ -359,10 +356,7 @@ class Preprocessing:
             raise ValueError(f"This run was trained on {wanted}; got {x.dtype}.")
 
     def read(self, source: str | Path) -> Loaded:
-        """Read further data as the training data was read; images get its size and channels.
-
-        Targets that the data lacks are left out.
-        """
+        """Read further data as the training data was read; images get its size and channels, targets may be lacking."""
         loaded = read_source(
             source,
             self.target,

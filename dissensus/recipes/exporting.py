@@ -21,9 +21,8 @@ def export_run(
 ) -> Exported:
     """Write a run as one file, with the alarm that was calibrated when it was trained; without, where it held no rows out.
 
-    The file takes images as uint8, features as they are, and rows of a table as one number a column, `TableEncoder.codes`: numbers as
-    they are, words as their place among the levels that the metadata lists, dates as days since 1970, missing values as NaN. The
-    alarm's rate, where callers give no limit, is the run's by default; all else is as in `ds.export`.
+    The file takes images as uint8, features as they are, and rows of a table as one number a column, see `TableEncoder.codes`. The
+    alarm's rate, where callers give no limit, is the run's by default; further options are those of `ds.export`.
     """
     calibration = load_calibration(folder, run, false_alarms)
     facts = run.preprocessing.to_json()

@@ -322,10 +322,7 @@ def is_finished(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def started(folder: Path, recipe: str) -> Iterator[None]:
-    """Put the recipe into a run's folder, which is the block's alone; take both back where it fails before the first checkpoint.
-
-    An interruption is no failure: the run can still go on.
-    """
+    """Put the recipe into a run's folder, which is the block's alone; take both back on errors before the first checkpoint."""
     path = folder / RECIPE
     before = path.read_bytes() if path.exists() else None
     made = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -356,10 +353,7 @@ def save_ensemble(
 
 
 def rows_of_run(run: LoadedRun, folder: Path, part: str, advice: str = "Restore the file.") -> Loaded | None:
-    """Read again the rows that a run trained on or held out, as they were, whatever else has come into its file since.
-
-    None where the run held none out for that part; a file that lacks some of them is refused, with advice.
-    """
+    """Read again the rows that a run trained on or held out, whatever else has come into its file since; None if it held none out."""
     if part != "train" and isinstance(source := getattr(run.recipe.data, part), str):
         return without_left_out(run.preprocessing.read(source), run.recipe.data.leave_out)
     digests = CheckpointFolder(folder).load(ENSEMBLE)[0].get(f"{_ROWS}{part}")

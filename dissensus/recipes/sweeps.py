@@ -45,18 +45,16 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} in [sweep] must be a whole number from 1; got {number!r}.")
     settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
     for key, values in settings.items():
-        if "." not in key or not _can_vary(values, search="trials" in sweep):
+        if "trials" in sweep and isinstance(values, dict):
+            fits = {"low", "high"} <= values.keys() <= {"low", "high", "log"}
+        else:
+            fits = isinstance(values, list) and bool(values)
+        if "." not in key or not fits:
             raise ValueError(
                 '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
                 f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
             )
     return settings
-
-
-def _can_vary(values: Any, search: bool) -> bool:
-    if search and isinstance(values, dict):
-        return {"low", "high"} <= values.keys() <= {"low", "high", "log"}
-    return isinstance(values, list) and bool(values)
 
 
 def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -91,11 +89,7 @@ def run_sweep(
     say: Callable[[str], None],
     ray: bool = False,
 ) -> None:
-    """Train every arm that is not finished, each in a folder and a process of its own.
-
-    A sweep is a grid, or with `trials` a search by optuna, whose journal lies in the folder. So many `jobs` run at a time, each with
-    further options of `dissensus train`; the arms of a grid may also be tasks of a Ray cluster.
-    """
+    """Train every arm of a grid, or with `trials` of a search by optuna, that is not finished, each with further options of `train`."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "The arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray."
