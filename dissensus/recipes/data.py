@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -270,12 +271,9 @@ def split_rows(labels: Sequence[str], shares: Sequence[float], seed: int) -> lis
         by_class.setdefault(labels[row], []).append(row)
     parts: list[list[int]] = [[] for _ in range(len(shares) + 1)]
     for rows in by_class.values():
-        start = 0
-        for part, share in zip(parts[1:], shares, strict=True):
-            end = start + round(share * len(rows))
+        ends = [*accumulate(round(share * len(rows)) for share in shares), len(rows)]
+        for part, start, end in zip([*parts[1:], parts[0]], [0, *ends], ends, strict=False):
             part += rows[start:end]
-            start = end
-        parts[0] += rows[start:]
     return [torch.tensor(sorted(part), dtype=torch.int64) for part in parts]
 
 

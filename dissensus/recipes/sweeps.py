@@ -95,16 +95,15 @@ def run_sweep(
             "The arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray."
         )
     settings, search = settings_of(sweep), "trials" in sweep
-    if ray and search:
-        raise ValueError("--ray runs grids; a search with `trials` goes on with --jobs, or in several processes.")
     grid = {} if search else arms_of(sweep)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / SWEEP, json.dumps(list(grid)))
     study = _study(folder) if search else None
     arms = _asked(study, settings, sweep["trials"]) if search else iter(grid.items())
-    train = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
+    local = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
+    train, jobs = (_on_ray(local), len(grid) or jobs) if ray else (local, jobs)
     failed = []
-    for (name, _, *trial), answer in (_with_ray if ray else _in_threads)(train, arms, jobs):
+    for (name, _, *trial), answer in _in_threads(train, arms, jobs):
         finished, busy = is_finished(folder / name), answer.startswith(_BUSY)
         if study is not None and not busy:  # else a process that shares the journal has it
             from optuna.trial import TrialState
@@ -139,12 +138,10 @@ def _in_threads(train: Callable[..., str], arms: Iterator[Any], jobs: int) -> It
             waiting |= {pool.submit(train, *arm[:2]): arm for arm in islice(arms, 1)}
 
 
-def _with_ray(train: "partial[str]", arms: Iterator[Any], jobs: int) -> Iterator[tuple[Any, str]]:
-    ray, task = ray_task(train_arm)
-    waiting = {task.remote(*train.args, *arm): arm for arm in arms}
-    while waiting:
-        (done, *_), _ = ray.wait(list(waiting))
-        yield waiting.pop(done), ray.get(done)
+def _on_ray(train: "partial[str]") -> Callable[..., str]:
+    """Return the same as tasks of a Ray cluster."""
+    ray, task = ray_task(train.func)
+    return lambda *arm: str(ray.get(task.remote(*train.args, *arm)))
 
 
 def ray_task(function: Callable[..., Any]) -> tuple[Any, Any]:
