@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,9 +85,8 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def one_thread() -> AbstractContextManager[None]:
-    """Have torch use one thread in a block: many small operations on several spend their time waiting for each other."""
-    return threads(1)
+# Many small operations on several threads spend their time waiting for each other.
+one_thread = partial(threads, 1)
 
 
 @contextmanager

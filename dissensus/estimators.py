@@ -491,12 +491,7 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
     """Predict a number for the rows of a table by an ensemble of small networks, with how sure it is.
 
     Each member predicts a mean and a standard deviation; their mixture is the answer. Targets are standardised inside. Arguments
-    are those of `EnsembleClassifier`.
-
-    Attributes:
-        ensemble_: The trained members, on the features of a row.
-        features_: How a table becomes those features.
-        n_epochs_: Epochs that training took.
+    and, but for `classes_`, attributes are those of `EnsembleClassifier`.
 
     Example:
         >>> x = np.linspace(-2, 2, 200)[:, None]

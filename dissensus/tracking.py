@@ -4,7 +4,8 @@
 differ, each one's own value under `member_0/column`, ...
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,8 +19,8 @@ from dissensus.training.history import mean_of
 _PLACES = ("epoch", "step", "member")  # columns that say where a row belongs
 
 
-def latest(run: Run) -> dict[str, float]:
-    """Return what the last check found: means over members and, where they differ, each member's value.
+def latest(run: Run, step: int | None = None) -> dict[str, float]:
+    """Return what the last check, or that after a step, found: means over members and, where they differ, each member's value.
 
     Example:
         >>> import torch, dissensus as ds
@@ -28,7 +29,7 @@ def latest(run: Run) -> dict[str, float]:
         >>> sorted(name for name in latest(run) if name.endswith("loss"))
         ['loss', 'member_0/loss', 'member_1/loss']
     """
-    rows = [row for row in run.history if row["step"] == run.step]
+    rows = [row for row in run.history if row["step"] == (run.step if step is None else step)]
     found: dict[str, float] = {}
     for name in dict.fromkeys(chain.from_iterable(rows)):
         if name in _PLACES:
@@ -52,14 +53,15 @@ class TensorBoard:
     """
 
     folder: str | Path
-    _writer: Any = field(default=None, init=False, repr=False)
+
+    @cached_property
+    def _writer(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self.folder))
 
     def __call__(self, run: Run) -> None:
         """Write what the last check found."""
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.folder))
         for name, value in latest(run).items():
             self._writer.add_scalar(name, value, run.step)
         self._writer.flush()

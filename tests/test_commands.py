@@ -620,6 +620,7 @@ def test_a_search_tries_as_many_arms_as_asked_and_finishes_those_left(home, tmp_
     (tmp_path / "s.toml").write_text(f"{text}\n[sweep]\n{table}\ntrials = 2\n")
     out = tmp_path / "arms"
     # What a killed process left: an arm that it was about to train.
+    out.mkdir()
     left = sweeps._study(out).ask()
     settings = sweeps.settings_of(sweeps.sweep_of(tmp_path / "s.toml"))
     lr, hidden = (sweeps._suggested(left, key, values) for key, values in settings.items())

@@ -52,7 +52,7 @@ def export(
             load_run(run, allow_import=allow_import),
             run,
             path,
-            precision=precision,  # type: ignore[arg-type]
+            precision=precision,
             false_alarms=false_alarms,
             member_outputs=members,
         )

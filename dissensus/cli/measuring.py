@@ -90,6 +90,7 @@ def evaluate(
         loaded_run,
         run,
         sets_of(loaded_run, run, data, ood or (), suite or (), group or ()),
+        data,
         corruptions=None if corruptions is None else corruption_names(corruptions),
         severities=severity_numbers(severities),
         corruption_folder=corruption_folder,
@@ -98,14 +99,14 @@ def evaluate(
         seed=seed,
         batch_size=batch_size,
     )
-    if data is not None:
-        result = replace(result, data=Path(data).name)
     typer.echo(result.table())
     path = result.save((output or run) / EVALUATION)
     typer.echo(f"\nEverything measured: {path}\nNext: dissensus report {path.parent} -o report.html")
 
 
-def evaluate_run(run: "LoadedRun", folder: Path, sets: "RunSets", **options: Any) -> "Evaluation":
+def evaluate_run(
+    run: "LoadedRun", folder: Path, sets: "RunSets", data: str | None = None, **options: Any
+) -> "Evaluation":
     """Evaluate a run on known and unknown inputs, and say what there is to keep in mind about it; options are of `ds.evaluate`."""
     from dissensus.evaluation import evaluate as evaluate_members
     from dissensus.recipes.alarms import check_alarm, load_calibration
@@ -128,7 +129,7 @@ def evaluate_run(run: "LoadedRun", folder: Path, sets: "RunSets", **options: Any
         result,
         remarks=(UNDERTRAINED,) if is_undertrained(History.load(folder / "history.csv")) else (),
         alarm=None if calibration is None else check_alarm(run, calibration, known, unknown),
-        data=Path(run.recipe.data.path).name,
+        data=Path(data or run.recipe.data.path).name,
         target=run.preprocessing.target or "",
     )
 
@@ -192,18 +193,14 @@ def diagnose(
 def diagnose_run(
     run: "LoadedRun", folder: Path, known: "Loaded", average: Any, batch_size: int, **options: Any
 ) -> "Finding":
-    """Diagnose a run on held-out rows, on some of its training data, and over its history if that was watched.
-
-    The loss is the run's, and so is what the ensemble averages where that is None; further options are those of `diagnose`.
-    """
+    """Diagnose a run on held-out rows, on some of its training data, and over its history if that was watched."""
     import torch
 
     from dissensus.diagnostics import diagnose as diagnose_members
     from dissensus.recipes.recipe import rows_of_run
     from dissensus.training.history import History
 
-    path = folder / "history.csv"
-    history = History.load(path) if path.is_file() else History()
+    history = History.load(folder / "history.csv")
     train = rows_of_run(run, folder, "train")
     assert train is not None
     count = min(len(train), _LARGEST_TRAINING_SAMPLE)
@@ -221,12 +218,10 @@ def diagnose_run(
 
 
 def _outputs_and_targets(run: "LoadedRun", rows: "Loaded", batch_size: int) -> "tuple[Tensor, Tensor]":
-    import torch
-
     from dissensus.predictions import predict
 
-    parts = [predict(run.ensemble, run.preprocessing(x), batch_size=batch_size) for x in rows.x.split(batch_size)]
-    return run.mean_and_scale(torch.cat(parts, dim=1))[0], run.preprocessing.targets_in_units(rows)
+    outputs = predict(run.ensemble, run.preprocessing(rows.x), batch_size=batch_size)
+    return run.mean_and_scale(outputs)[0], run.preprocessing.targets_in_units(rows)
 
 
 def _setting(objective: Any, name: str) -> Any:

@@ -122,14 +122,13 @@ def _summary(run: "Run", trained: "LoadedRun") -> str:
 
 def _validation(run: "Run", recipe: "Recipe") -> str:
     """Return how the ensemble, and its members alone, did on the validation rows when its weights were kept."""
-    history, likelihood = run.history, recipe.likelihood
-    steps = list(dict.fromkeys(row["step"] for row in history))
-    at = steps.index(run.best_step) if run.best_step in steps else -1
+    from dissensus.tracking import latest
+
+    found, likelihood = latest(run, run.best_step), recipe.likelihood
     numbers = [
-        f"{name} {history.by_epoch(f'ensemble_{kind}')[at]:.4f} "
-        f"(members alone {history.by_epoch(f'validation_{kind}')[at]:.4f})"
+        f"{name} {found[f'ensemble_{kind}']:.4f} (members alone {found[f'validation_{kind}']:.4f})"
         for name, kind in {"accuracy": "accuracy", likelihood.name: "loss"}.items()
-        if f"ensemble_{kind}" in history.columns
+        if f"ensemble_{kind}" in found
     ]
     kept = "last" if run.best_step is None else "best"
     scaled = likelihood.kind != "classes" and recipe.data.standardise_target

@@ -209,7 +209,7 @@ class Number(_Readable):
         return _BOOLEAN.get(text.lower()) if self.boolean else number_of(text)
 
     def _made_of(self, codes: Any, xp: Any) -> Any:
-        return _filled(codes, self.fill, xp)[:, None]
+        return xp.where(xp.isnan(codes), _number_like(codes, self.fill, xp), codes)[:, None]
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class Date(_Readable):
         return np.array([known[text] for text in texts], dtype=np.float64)
 
     def _made_of(self, codes: Any, xp: Any) -> Any:
-        days = _filled(codes, self.fill, xp)
+        days = xp.where(xp.isnan(codes), _number_like(codes, self.fill, xp), codes)
         angles = [2 * np.pi * _phase(days, part, xp) for part in self.parts]
         waves = (wave(angle) for angle in angles for wave in (xp.sin, xp.cos))
         return xp.stack([days - _number_like(days, self.origin, xp), *waves], 1)
@@ -305,10 +305,6 @@ def _phase(days: Any, part: str, xp: Any = np) -> Any:
     """Return where in the year, the week or the day a time lies, from 0 to 1."""
     period = _number_like(days, PERIODS[part], xp)
     return (xp.floor(days) if part == "week" else days) % period / period
-
-
-def _filled(codes: Any, fill: float, xp: Any) -> Any:
-    return xp.where(xp.isnan(codes), _number_like(codes, fill, xp), codes)
 
 
 def _number_like(codes: Any, number: float, xp: Any) -> Any:

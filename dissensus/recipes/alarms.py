@@ -1,10 +1,10 @@
 """A run's alarm and the coverage of its sets and intervals: calibrated once on held-out rows, kept as JSON in its folder."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,8 +31,6 @@ _FORMAT = "dissensus coverage 1"
 _SHOWN = 1000
 # Training rows that distances are measured to.
 _BANK_ROWS = 4096
-
-Rows = TypeVar("Rows", Tensor, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -68,16 +66,17 @@ class Calibration:
     """What a run knows about held-out rows."""
 
     alarm: Alarm  # ranks scores among theirs
-    monitor: DriftMonitor | None  # ranks them among all earlier ones, those of held-out rows (three or more) first
     # How far the truth was from the prediction, `(targets, rows)`: 1 - its probability, or the error in standard deviations.
-    misses: tuple[tuple[float, ...], ...]
+    misses: Sequence[Sequence[float]]
     coverage: float  # how often sets and intervals are to hold the truth
+    monitor: DriftMonitor | None = (
+        None  # of a stream: ranks scores among all earlier ones, those of held-out rows first
+    )
 
     def for_a_stream(self) -> "Calibration":
-        """Return the same with a monitor of its own."""
-        if self.monitor is None:
-            return self
-        return replace(self, monitor=DriftMonitor.from_state(self.monitor.state()))
+        """Return the same with a new monitor, if there are held-out rows enough for one."""
+        held_out = self.alarm.calibration[None]
+        return replace(self, monitor=DriftMonitor.of_scores(held_out) if len(held_out) > 2 else None)
 
     @property
     def reach(self) -> list[float]:
@@ -135,18 +134,14 @@ def _score(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder: Path) 
 def load_calibration(
     folder: Path, run: "LoadedRun", false_alarms: float | None = None, coverage: float | None = None
 ) -> Calibration | None:
-    """Read a run's alarm, monitor and coverage, at its own rates or others; None where nothing was held out to calibrate on."""
+    """Read a run's alarm and coverage, at its own rates or others; None where nothing was held out to calibrate on."""
     if not (folder / ALARM).exists():
         return None
     state = read_state(folder / COVERAGE, _FORMAT)
     score = RowDistance(load_file(folder / BANK)["bank"]) if (folder / BANK).exists() else None
     alarm = Alarm.load(folder / ALARM, run.ensemble, score=score)
     alarm = alarm if false_alarms is None else alarm.at(false_alarms)
-    watched = (folder / DRIFT).exists()
-    monitor = DriftMonitor.load(folder / DRIFT, run.ensemble, score=score) if watched else None
-    return Calibration(
-        alarm, monitor, tuple(map(tuple, state["misses"])), state["coverage"] if coverage is None else coverage
-    )
+    return Calibration(alarm, state["misses"], state["coverage"] if coverage is None else coverage)
 
 
 def check_alarm(
@@ -172,7 +167,7 @@ def check_alarm(
     )
 
 
-def _some(values: Rows, most: int) -> Rows:
+def _some(values: Any, most: int) -> Any:
     """Return at most so many values, spread evenly."""
     return values[np.linspace(0, len(values) - 1, min(len(values), most)).round().astype(int)]
 
@@ -196,10 +191,7 @@ def _moments(run: "LoadedRun", outputs: Tensor) -> tuple[Tensor, Tensor]:
 def calibrated_columns(
     run: "LoadedRun", calibration: Calibration, x: Tensor, outputs: Tensor, scores: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Return p-value, flag, and prediction set or interval of each input; the drift monitor sees them in this order.
-
-    They are of inputs as members see them, with member outputs and all scores, `(batch,)` or `(batch, targets)`, of these.
-    """
+    """Return p-value, flag, and prediction set or interval of inputs as members see them; the monitor sees them in this order."""
     scorer = calibration.alarm.scorer
     columns: dict[str, Any] = {}
     if scorer.of_inputs:

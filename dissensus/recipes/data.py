@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +152,7 @@ class Sets:
 
 
 def load_sets(settings: DataSettings, classification: bool | None = None) -> Sets:
-    """Read and split the data; whether targets are classes follows from them by default.
-
-    The same settings give the same rows, whatever else a recipe says.
-    """
+    """Read and split the data, the same rows for the same settings; whether targets are classes follows from them by default."""
     whole = settings.read(settings.path)
     if whole.y is None:
         raise ValueError(f"The data of {settings.path} has no targets. Name them with target under [data].")
@@ -273,12 +271,9 @@ def split_rows(labels: Sequence[str], shares: Sequence[float], seed: int) -> lis
         by_class.setdefault(labels[row], []).append(row)
     parts: list[list[int]] = [[] for _ in range(len(shares) + 1)]
     for rows in by_class.values():
-        start = 0
-        for part, share in zip(parts[1:], shares, strict=True):
-            end = start + round(share * len(rows))
+        ends = [*accumulate(round(share * len(rows)) for share in shares), len(rows)]
+        for part, start, end in zip([*parts[1:], parts[0]], [0, *ends], ends, strict=False):
             part += rows[start:end]
-            start = end
-        parts[0] += rows[start:]
     return [torch.tensor(sorted(part), dtype=torch.int64) for part in parts]
 
 
@@ -359,10 +354,7 @@ class Preprocessing:
             raise ValueError(f"This run was trained on {wanted}; got {x.dtype}.")
 
     def read(self, source: str | Path) -> Loaded:
-        """Read further data as the training data was read; images get its size and channels.
-
-        Targets that the data lacks are left out.
-        """
+        """Read further data as the training data was read; images get its size and channels, targets may be lacking."""
         loaded = read_source(
             source,
             self.target,
@@ -377,6 +369,10 @@ class Preprocessing:
             loaded = replace(loaded, x=x, notes=(*loaded.notes, *notes))
         self._check(loaded.x)
         return loaded
+
+    def pair(self, loaded: Loaded) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets as members are trained on them."""
+        return self(loaded.x), self.targets(loaded)
 
     def targets(self, loaded: Loaded) -> Tensor:
         """Return targets as members are trained on them: class indices, or standardised values."""

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dissensus.data.files import Loaded
 from dissensus.data.tables import Date
 from dissensus.exporting import Exported, export
 from dissensus.recipes.alarms import load_calibration
@@ -22,22 +21,27 @@ def export_run(
 ) -> Exported:
     """Write a run as one file, with the alarm that was calibrated when it was trained; without, where it held no rows out.
 
-    The file takes images as uint8, features as they are, and rows of a table as one number a column, `TableEncoder.codes`: numbers as
-    they are, words as their place among the levels that the metadata lists, dates as days since 1970, missing values as NaN. The
-    alarm's rate, where callers give no limit, is the run's by default; all else is as in `ds.export`.
+    The file takes images as uint8, features as they are, and rows of a table as one number a column, see `TableEncoder.codes`. The
+    alarm's rate, where callers give no limit, is the run's by default; further options are those of `ds.export`.
     """
     calibration = load_calibration(folder, run, false_alarms)
-    inputs, facts = RunInputs(run.preprocessing), run.preprocessing.to_json()
+    facts = run.preprocessing.to_json()
     # Rows that the file is compared on: held-out ones, where there are some.
     parts = (rows_of_run(run, folder, part) for part in ("calibration", "validation", "test", "train"))
     rows = next(rows for rows in parts if rows is not None)
+    example = rows.rows(torch.arange(min(len(rows), _EXAMPLES)))
+    taken, columns = example.x, run.preprocessing.columns
+    if columns is not None and example.table is not None:  # the columns of built-in tables are numbers already
+        taken = torch.from_numpy(columns.codes(example.table)[0])
+        # The hour of a date has no digits left in float32 days since 1970.
+        taken = taken if any(isinstance(column, Date) for column in columns.columns) else taken.float()
     return export(
         run.ensemble,
         path,
-        example=inputs.as_taken(rows.rows(torch.arange(min(len(rows), _EXAMPLES)))),
+        example=taken,
         alarm=None if calibration is None else calibration.alarm,
         loss=run.recipe.likelihood.name,
-        preprocess=inputs,
+        preprocess=RunInputs(run.preprocessing),
         facts={
             **{name: facts[name] for name in ("classes", "target", "shape", "columns")},
             "pixels_divided_by": 255 if facts["pixels"] else None,
@@ -63,11 +67,3 @@ class RunInputs(nn.Module):
         """Return what members see, float32."""
         x = x if self.columns is None else self.columns.of_codes(x, torch)
         return self.preprocessing.scaled(x, self.mean, self.std)
-
-    def as_taken(self, rows: Loaded) -> Tensor:
-        """Return what the file takes, of rows of a data file; the columns of built-in tables are numbers already."""
-        if self.columns is None or rows.table is None:
-            return rows.x
-        codes = torch.from_numpy(self.columns.codes(rows.table)[0])
-        # The hour of a date has no digits left in float32 days since 1970.
-        return codes if any(isinstance(column, Date) for column in self.columns.columns) else codes.float()

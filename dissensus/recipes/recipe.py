@@ -215,7 +215,7 @@ class Recipe:
         together = mesh_of(mesh)
         writes = together is None or together.first
         preprocessing = Preprocessing.learn(sets.train, sets.classes, self.data)
-        x, y = preprocessing(sets.train.x), preprocessing.targets(sets.train)
+        (x, y), more = preprocessing.pair(sets.train), self.data.unlabelled
         outputs = len(sets.classes or y[0]) * (2 if recipe.likelihood.kind == "density" else 1)
         ensemble = recipe.build_ensemble(preprocessing, outputs, allow_import=allow_import)
         ensemble.see(x)
@@ -230,7 +230,8 @@ class Recipe:
                 resume=resume,
                 progress=progress,
                 mesh=mesh,
-                **recipe._further_data(sets, preprocessing),
+                validation=None if sets.validation is None else preprocessing.pair(sets.validation),
+                unlabelled=None if more is None else preprocessing(preprocessing.read(more).x),
                 **{
                     **recipe.training,
                     "optimizer": choices.build_optimizer(self.training["optimizer"]),
@@ -243,15 +244,6 @@ class Recipe:
                 for note in calibrate_run(trained, sets, self.alarm, folder):
                     log.warning("%s", note)
         return run
-
-    def _further_data(self, sets: Sets, preprocessing: Preprocessing) -> dict[str, Any]:
-        """Return what `fit` takes beside the training rows, where the recipe has it."""
-        found: dict[str, Any] = {}
-        if sets.validation is not None:
-            found["validation"] = preprocessing(sets.validation.x), preprocessing.targets(sets.validation)
-        if self.data.unlabelled is not None:
-            found["unlabelled"] = preprocessing(preprocessing.read(self.data.unlabelled).x)
-        return found
 
     def _check_same(self, stored: "Recipe", folder: Path) -> None:
         """Refuse to go on with a run of another recipe."""
@@ -330,10 +322,7 @@ def is_finished(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def started(folder: Path, recipe: str) -> Iterator[None]:
-    """Put the recipe into a run's folder, which is the block's alone; take both back where it fails before the first checkpoint.
-
-    An interruption is no failure: the run can still go on.
-    """
+    """Put the recipe into a run's folder, which is the block's alone; take both back on errors before the first checkpoint."""
     path = folder / RECIPE
     before = path.read_bytes() if path.exists() else None
     made = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -364,10 +353,7 @@ def save_ensemble(
 
 
 def rows_of_run(run: LoadedRun, folder: Path, part: str, advice: str = "Restore the file.") -> Loaded | None:
-    """Read again the rows that a run trained on or held out, as they were, whatever else has come into its file since.
-
-    None where the run held none out for that part; a file that lacks some of them is refused, with advice.
-    """
+    """Read again the rows that a run trained on or held out, whatever else has come into its file since; None if it held none out."""
     if part != "train" and isinstance(source := getattr(run.recipe.data, part), str):
         return without_left_out(run.preprocessing.read(source), run.recipe.data.leave_out)
     digests = CheckpointFolder(folder).load(ENSEMBLE)[0].get(f"{_ROWS}{part}")

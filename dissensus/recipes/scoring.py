@@ -65,9 +65,8 @@ def score_file(
 ) -> Scored:
     """Predict every input of a file, and write one row for each: prediction, every score, and what the alarm says.
 
-    Tables are read and written a part at a time, so memory does not grow with the file. Rows that cannot be read are left out
-    and told. The output, .csv or .parquet, appears when it is whole. Columns named in `carry`, and those that identify rows, are
-    copied into it. `progress` is called with rows done and the share of the file, `say` with what was assumed or changed.
+    Tables are read and written a part at a time, so memory does not grow with the file; the output appears when it is whole. Columns
+    named in `carry`, and those that identify rows, are copied. `progress` gets rows done and the share of the file.
     """
     if output.suffix not in (".csv", ".parquet"):
         raise ValueError(f"Scores are written as .csv or .parquet; got {output.name!r}.")
@@ -113,7 +112,7 @@ def _keep_worst(scored: Scored, table: Table) -> None:
     by = next((name for name in ("total_entropy", "total_variance") if name in table), None)
     if by is None:
         return
-    rows = zip(table[by].tolist(), table.get("file", table["row"]), strict=True)
+    rows = zip(table[by].tolist(), table.get("file") or table["row"], strict=True)
     scored.worst = nlargest(5, [*scored.worst, *rows], key=itemgetter(0))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,16 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} in [sweep] must be a whole number from 1; got {number!r}.")
     settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
     for key, values in settings.items():
-        if "." not in key or not _can_vary(values, search="trials" in sweep):
+        if "trials" in sweep and isinstance(values, dict):
+            fits = {"low", "high"} <= values.keys() <= {"low", "high", "log"}
+        else:
+            fits = isinstance(values, list) and bool(values)
+        if "." not in key or not fits:
             raise ValueError(
                 '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
                 f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
             )
     return settings
-
-
-def _can_vary(values: Any, search: bool) -> bool:
-    if search and isinstance(values, dict):
-        return {"low", "high"} <= values.keys() <= {"low", "high", "log"}
-    return isinstance(values, list) and bool(values)
 
 
 def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -90,36 +89,32 @@ def run_sweep(
     say: Callable[[str], None],
     ray: bool = False,
 ) -> None:
-    """Train every arm that is not finished, each in a folder and a process of its own.
-
-    A sweep is a grid, or with `trials` a search by optuna, whose journal lies in the folder. So many `jobs` run at a time, each with
-    further options of `dissensus train`; the arms of a grid may also be tasks of a Ray cluster.
-    """
+    """Train every arm of a grid, or with `trials` of a search by optuna, that is not finished, each with further options of `train`."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
             "The arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray."
         )
-    train = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
-    if "trials" not in sweep:
-        failed = _train_grid(train, folder, arms_of(sweep), jobs, say, ray)
-    elif ray:
-        raise ValueError("--ray runs grids; a search with `trials` goes on with --jobs, or in several processes.")
-    else:
-        failed = _search(train, folder, sweep, jobs, say)
+    settings, search = settings_of(sweep), "trials" in sweep
+    grid = {} if search else arms_of(sweep)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / SWEEP, json.dumps(list(grid)))
+    study = _study(folder) if search else None
+    arms = _asked(study, settings, sweep["trials"]) if search else iter(grid.items())
+    local = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
+    train, jobs = (_on_ray(local), len(grid) or jobs) if ray else (local, jobs)
+    failed = []
+    for (name, _, *trial), answer in _in_threads(train, arms, jobs):
+        finished, busy = is_finished(folder / name), answer.startswith(_BUSY)
+        if study is not None and not busy:  # else a process that shares the journal has it
+            from optuna.trial import TrialState
+
+            value = _validation_loss(folder / name) if finished else None
+            study.tell(*trial, value, state=None if finished else TrialState.FAIL)
+            answer += f", validation loss {value:.4f}" if finished else ""
+        say(f"{name}: {answer}")
+        failed += [] if finished or busy else [name]
     if failed:
         raise ValueError(f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on.")
-
-
-def _train_grid(
-    train: "partial[str]", folder: Path, arms: Mapping[str, list[str]], jobs: int, say: Callable[[str], None], ray: bool
-) -> list[str]:
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / SWEEP, json.dumps(list(arms)))
-    failed = []
-    for (name, _), answer in (_with_ray if ray else _in_threads)(train, iter(arms.items()), jobs):
-        say(f"{name}: {answer}")
-        failed += [] if is_finished(folder / name) or answer.startswith(_BUSY) else [name]
-    return failed
 
 
 def train_arm(recipe: Path, folder: Path, options: Sequence[str], name: str, changes: Sequence[str]) -> str:
@@ -143,47 +138,30 @@ def _in_threads(train: Callable[..., str], arms: Iterator[Any], jobs: int) -> It
             waiting |= {pool.submit(train, *arm[:2]): arm for arm in islice(arms, 1)}
 
 
-def _with_ray(train: "partial[str]", arms: Iterator[Any], jobs: int) -> Iterator[tuple[Any, str]]:
-    ray, task = ray_task(train_arm)
-    waiting = {task.remote(*train.args, *arm): arm for arm in arms}
-    while waiting:
-        (done, *_), _ = ray.wait(list(waiting))
-        yield waiting.pop(done), ray.get(done)
+def _on_ray(train: "partial[str]") -> Callable[..., str]:
+    """Return the same as tasks of a Ray cluster."""
+    ray, task = ray_task(train.func)
+    return lambda *arm: str(ray.get(task.remote(*train.args, *arm)))
 
 
 def ray_task(function: Callable[..., Any]) -> tuple[Any, Any]:
     """Return Ray, on the cluster that RAY_ADDRESS names or on this machine, and a function as its task: on a GPU, or else a CPU."""
     need("--ray", "ray", "ray")
-    import ray
-
+    ray: Any = import_module("ray")
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     return ray, ray.remote(num_cpus=1, num_gpus=1 if ray.cluster_resources().get("GPU") else 0)(function)
 
 
-def _search(
-    train: Callable[..., str], folder: Path, sweep: Mapping[str, Any], jobs: int, say: Callable[[str], None]
-) -> list[str]:
-    """Let optuna choose arms by the validation loss of earlier ones, until there are as many as asked for."""
-    settings, study = settings_of(sweep), _study(folder)
+def _asked(study: Any, settings: Mapping[str, Any], trials: int) -> Iterator[tuple[str, list[str], int]]:
+    """Yield arms that optuna chooses by the validation loss of earlier ones, until there are as many as asked for."""
     from optuna.trial import TrialState
 
-    def arms() -> Iterator[tuple[str, list[str], int]]:
-        for trial in study.get_trials(states=[TrialState.RUNNING]):  # left by a process that was stopped
-            yield *_arm(trial.params), trial.number
-        while len(study.get_trials(deepcopy=False)) < sweep["trials"]:
-            trial = study.ask()
-            yield *_arm({key: _suggested(trial, key, values) for key, values in settings.items()}), trial.number
-
-    failed = []
-    for (name, _, number), answer in _in_threads(train, arms(), jobs):
-        if answer.startswith(_BUSY):
-            continue  # a process that shares the journal has it
-        value = _validation_loss(folder / name) if is_finished(folder / name) else None
-        study.tell(number, value, state=TrialState.FAIL if value is None else None)
-        say(f"{name}: {answer}" + ("" if value is None else f", validation loss {value:.4f}"))
-        failed += [name] if value is None else []
-    return failed
+    for trial in study.get_trials(states=[TrialState.RUNNING]):  # left by a process that was stopped
+        yield *_arm(trial.params), trial.number
+    while len(study.get_trials(deepcopy=False)) < trials:
+        trial = study.ask()
+        yield *_arm({key: _suggested(trial, key, values) for key, values in settings.items()}), trial.number
 
 
 def _study(folder: Path) -> Any:
@@ -192,10 +170,8 @@ def _study(folder: Path) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    folder.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
-    replace_file(folder / SWEEP, "[]")
     study = optuna.create_study(study_name="sweep", storage=storage, load_if_exists=True)
     # Processes that share the journal begin at other places, and keep away from what others are trying.
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials), constant_liar=True)
