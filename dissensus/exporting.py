@@ -198,13 +198,10 @@ class _Graph(nn.Module):
     def _of_classes(self, logits: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Return what outputs say of each input, and each member's own prediction."""
         beliefs = Beliefs.unchecked(logits)
-        found = {
-            "prediction": beliefs.mean_probs,
-            "total": SCORES["total_entropy"](beliefs),
-            "data": SCORES["expected_entropy"](beliefs),
-            "knowledge": SCORES["mutual_information"](beliefs),
-            **({"score": SCORES[self.scorer.name](beliefs)} if isinstance(self.scorer.score, str) else {}),
-        }
+        names = {"total": "total_entropy", "data": "expected_entropy", "knowledge": "mutual_information"}
+        if isinstance(self.scorer.score, str):
+            names["score"] = self.scorer.name
+        found = {"prediction": beliefs.mean_probs} | {key: SCORES[name](beliefs) for key, name in names.items()}
         return found, logits.softmax(-1)
 
     def _of_values(self, outputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:

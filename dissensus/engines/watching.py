@@ -62,15 +62,12 @@ class Attributes:
     """What modules keep in Python, as it was: put back after a `with` block, and to see what a function changed."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._kept = [
-            (module, dict(module.__dict__), dict(module._buffers), dict(module._parameters))
-            for module in dict.fromkeys(modules)
-        ]
+        self._kept = [(module, dict(module.__dict__)) for module in dict.fromkeys(modules)]
         self._boxes = [
             (value, value.copy())
-            for _, kept, *_ in self._kept
+            for _, kept in self._kept
             for key, value in kept.items()
-            if key not in _OF_MODULES and isinstance(value, _BOXES)
+            if key not in _OF_MODULES - {"_buffers", "_parameters"} and isinstance(value, _BOXES)
         ]
         self._plain = self._now()
 
@@ -82,7 +79,7 @@ class Attributes:
         """Return tensors that were attributes and are others now."""
         return [
             value
-            for module, kept, *_ in self._kept
+            for module, kept in self._kept
             for key, value in kept.items()
             if isinstance(value, Tensor) and module.__dict__.get(key) is not value
             if not torch._C._functorch.is_functorch_wrapped_tensor(value)
@@ -93,14 +90,10 @@ class Attributes:
 
     def __exit__(self, *_: object) -> None:
         """Give every module back what it had."""
-        for module, kept, buffers, parameters in self._kept:
+        for module, kept in self._kept:
             for key in [key for key in module.__dict__ if key not in kept]:
                 del module.__dict__[key]
             module.__dict__.update(kept)
-            module._buffers.clear()
-            module._buffers.update(buffers)
-            module._parameters.clear()
-            module._parameters.update(parameters)
         for box, content in self._boxes:
             box.clear()
             box.extend(content) if isinstance(box, list | deque) else box.update(content)
@@ -108,7 +101,7 @@ class Attributes:
     def _now(self) -> list[tuple[str, object]]:
         return [
             (key, _plain(value))
-            for module, *_ in self._kept
+            for module, _ in self._kept
             for key, value in module.__dict__.items()
             if key not in _OF_MODULES
             if key != "calls" or not type(module).__module__.startswith("dissensus.")
