@@ -12,23 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class _Seen(TorchDispatchMode):
     """Records the operations that draw from a generator, and counts numbers that are multiplied and added."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.drawn: set[str] = set()
-        self.work = 0.0
+    drawn: frozenset[str] = frozenset()
+    work: float = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if draws(func, args, kwargs):
-            self.drawn.add(str(func.overloadpacket))
+            self.drawn |= {str(func.overloadpacket)}
         result = func(*args, **kwargs)
         self.work += work_of(func, args, kwargs, result)
         return result
 
 
-def look_at(run: Callable[[], object]) -> tuple[set[str], float]:
+def look_at(run: Callable[[], object]) -> tuple[frozenset[str], float]:
     """Return the names of operations that drew random numbers while `run` ran, and how many numbers it multiplied and added."""
-    with _Seen() as seen:
+    with _Seen() as seen:  # type: ignore[no-untyped-call]
         run()
     return seen.drawn, seen.work
 
