@@ -32,6 +32,7 @@ from dissensus.scores import SCORES, Beliefs
 
 Precision = Literal["fp32", "fp16", "int8"]
 Outputs = dict[str, NDArray[Any]]
+Given = Mapping[str, Tensor]  # a file's inputs beside the example: the alarm's limit
 
 # Rows at which a file is compared with the ensemble; the most is cut where inputs are large.
 _CHECKED_ROWS = (1, 7, 4096)
@@ -118,11 +119,11 @@ def export(
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     with evaluation_mode(members):
         graph = _Graph(members, example, preprocess, alarm, loss, precision == "fp16", member_outputs)
-        limit = None if alarm is None else torch.tensor(alarm.false_alarms)
+        given = {} if alarm is None else {"limit": torch.tensor(alarm.false_alarms)}
         known = {**_facts(members, graph, alarm), "precision": precision, **(facts or {})}
         try:
-            _write(graph, example, limit, temporary, known, precision == "int8")
-            error, correlation = _compare(temporary, graph, members, example, limit, precision)
+            _write(graph, example, given, temporary, known, precision == "int8")
+            error, correlation = _compare(temporary, graph, members, example, given, precision)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -179,7 +180,7 @@ class _Graph(nn.Module):
             x = tree_map(lambda leaf: leaf.half() if leaf.is_floating_point() else leaf, x)
         return self.read(seen, self.loop(x).float(), limit)
 
-    def read(self, x: Any, outputs: Tensor, limit: Tensor | None) -> dict[str, Tensor]:
+    def read(self, x: Any, outputs: Tensor, limit: Tensor | None = None) -> dict[str, Tensor]:
         """Return what the file gives, from what members see and their outputs `(members, batch, outputs)`."""
         found, each = self._of_classes(outputs) if self.classes else self._of_values(outputs)
         if not isinstance(self.scorer.score, str):
@@ -198,13 +199,10 @@ class _Graph(nn.Module):
     def _of_classes(self, logits: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """Return what outputs say of each input, and each member's own prediction."""
         beliefs = Beliefs.unchecked(logits)
-        found = {
-            "prediction": beliefs.mean_probs,
-            "total": SCORES["total_entropy"](beliefs),
-            "data": SCORES["expected_entropy"](beliefs),
-            "knowledge": SCORES["mutual_information"](beliefs),
-            **({"score": SCORES[self.scorer.name](beliefs)} if isinstance(self.scorer.score, str) else {}),
-        }
+        names = {"total": "total_entropy", "data": "expected_entropy", "knowledge": "mutual_information"}
+        if isinstance(self.scorer.score, str):
+            names["score"] = self.scorer.name
+        found = {"prediction": beliefs.mean_probs} | {key: SCORES[name](beliefs) for key, name in names.items()}
         return found, logits.softmax(-1)
 
     def _of_values(self, outputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -287,12 +285,10 @@ def _input_names(example: Any) -> list[str]:
     return [f"x{name}" if name[0].isdigit() else name for name in Tree.of(example).names()]
 
 
-def _write(graph: _Graph, example: Any, limit: Tensor | None, path: Path, facts: Mapping[str, Any], int8: bool) -> None:
-    arguments: dict[str, Any] = {"x": _rows(example, 3)}
-    shapes: dict[str, Any] = {"x": tree_map(lambda leaf: {0: torch.export.Dim.DYNAMIC}, example)}
-    if limit is not None:
-        arguments["limit"], shapes["limit"] = limit, None
-    names = [*_input_names(example), *(["limit"] if limit is not None else [])]
+def _write(graph: _Graph, example: Any, given: Given, path: Path, facts: Mapping[str, Any], int8: bool) -> None:
+    arguments = {"x": _rows(example, 3), **given}
+    shapes = {"x": tree_map(lambda leaf: {0: torch.export.Dim.DYNAMIC}, example), **dict.fromkeys(given)}
+    names = [*_input_names(example), *given]
     with quiet_export():
         try:
             program = torch.export.export(graph.eval(), (), arguments, dynamic_shapes=shapes)
@@ -314,7 +310,7 @@ def _write(graph: _Graph, example: Any, limit: Tensor | None, path: Path, facts:
     # Members that share weights were traced with copies of them; notes about nodes name files of the machine that exported.
     for tidy in (DeduplicateInitializersPass(size_limit=sys.maxsize), ClearMetadataAndDocStringPass()):
         tidy(traced.model)
-    defaults = {} if limit is None else {"limit": limit.numpy()}
+    defaults = {name: value.numpy() for name, value in given.items()}
     path.write_bytes(finish(traced.model_proto, defaults, facts, int8))
 
 
@@ -324,22 +320,22 @@ def _rows(tree: Any, count: int) -> Any:
 
 
 def _compare(
-    path: Path, graph: _Graph, members: Members, example: Any, limit: Tensor | None, precision: Precision
+    path: Path, graph: _Graph, members: Members, example: Any, given: Given, precision: Precision
 ) -> tuple[float, float]:
     """Run a file and the ensemble itself on the same rows; return the largest error and the rank correlation of scores."""
-    run = _runner(path, example, limit)
+    run = _runner(path, example, given)
     values = sum(leaf[0].numel() for leaf in tree_flatten(example)[0])
     error, correlation = 0.0, 1.0
     for size in _CHECKED_ROWS:
         rows = _rows(example, min(size, max(_CHECKED_VALUES // values, 8)))
         x = graph.preprocess(rows)
-        own = graph.read(x, predict(members, x).float(), limit)
+        own = graph.read(x, predict(members, x).float(), **given)
         wanted = {name: value.numpy() for name, value in own.items()}
         found = _outputs(run, rows, wanted)
-        if limit is not None:
+        if given:
             # P-values must be those of the file's own scores: next to a held-out score, rounding may decide a rank.
             assert np.array_equal(found["p_value"], graph.p_value(torch.from_numpy(found["score"])).numpy())
-            assert np.array_equal(found["flag"], found["p_value"] <= limit.numpy())
+            assert np.array_equal(found["flag"], found["p_value"] <= given["limit"].numpy())
         error = max(error, _error(found, wanted, graph.classes))
         correlation = _rank_correlation(found["score"], wanted["score"])
     if precision == "fp32":
@@ -355,10 +351,9 @@ def _compare(
     return error, correlation
 
 
-def _runner(path: Path, example: Any, limit: Tensor | None) -> Callable[[Any], Outputs]:
+def _runner(path: Path, example: Any, given: Given) -> Callable[[Any], Outputs]:
     if path.suffix == ".pt2":
         module = torch.export.load(path).module()
-        given = {} if limit is None else {"limit": limit}
         return lambda rows: {name: value.numpy() for name, value in module(x=rows, **given).items()}
     session, names = Session(path), _input_names(example)
     return lambda rows: session.run({n: x.numpy() for n, x in zip(names, tree_flatten(rows)[0], strict=True)})

@@ -46,10 +46,7 @@ def trace(
 ) -> torch.fx.GraphModule:
     """Return the tensor operations of a function, gradients that it takes and changes of its arguments in place included.
 
-    Args:
-        function: A function of tensors.
-        tensors: Arguments as it will get them. They stay as they are: only their shapes, strides and types count.
-        modules: What it runs; they are left as they were.
+    Of the tensors only shapes, strides and types count; they and the modules that it runs stay as they are.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 

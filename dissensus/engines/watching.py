@@ -12,23 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class _Seen(TorchDispatchMode):
     """Records the operations that draw from a generator, and counts numbers that are multiplied and added."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.drawn: set[str] = set()
-        self.work = 0.0
+    drawn: frozenset[str] = frozenset()
+    work: float = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if draws(func, args, kwargs):
-            self.drawn.add(str(func.overloadpacket))
+            self.drawn |= {str(func.overloadpacket)}
         result = func(*args, **kwargs)
         self.work += work_of(func, args, kwargs, result)
         return result
 
 
-def look_at(run: Callable[[], object]) -> tuple[set[str], float]:
+def look_at(run: Callable[[], object]) -> tuple[frozenset[str], float]:
     """Return the names of operations that drew random numbers while `run` ran, and how many numbers it multiplied and added."""
-    with _Seen() as seen:
+    with _Seen() as seen:  # type: ignore[no-untyped-call]
         run()
     return seen.drawn, seen.work
 
@@ -62,15 +60,12 @@ class Attributes:
     """What modules keep in Python, as it was: put back after a `with` block, and to see what a function changed."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._kept = [
-            (module, dict(module.__dict__), dict(module._buffers), dict(module._parameters))
-            for module in dict.fromkeys(modules)
-        ]
+        self._kept = [(module, dict(module.__dict__)) for module in dict.fromkeys(modules)]
         self._boxes = [
             (value, value.copy())
-            for _, kept, *_ in self._kept
+            for _, kept in self._kept
             for key, value in kept.items()
-            if key not in _OF_MODULES and isinstance(value, _BOXES)
+            if key not in _OF_MODULES - {"_buffers", "_parameters"} and isinstance(value, _BOXES)
         ]
         self._plain = self._now()
 
@@ -82,7 +77,7 @@ class Attributes:
         """Return tensors that were attributes and are others now."""
         return [
             value
-            for module, kept, *_ in self._kept
+            for module, kept in self._kept
             for key, value in kept.items()
             if isinstance(value, Tensor) and module.__dict__.get(key) is not value
             if not torch._C._functorch.is_functorch_wrapped_tensor(value)
@@ -93,14 +88,10 @@ class Attributes:
 
     def __exit__(self, *_: object) -> None:
         """Give every module back what it had."""
-        for module, kept, buffers, parameters in self._kept:
+        for module, kept in self._kept:
             for key in [key for key in module.__dict__ if key not in kept]:
                 del module.__dict__[key]
             module.__dict__.update(kept)
-            module._buffers.clear()
-            module._buffers.update(buffers)
-            module._parameters.clear()
-            module._parameters.update(parameters)
         for box, content in self._boxes:
             box.clear()
             box.extend(content) if isinstance(box, list | deque) else box.update(content)
@@ -108,7 +99,7 @@ class Attributes:
     def _now(self) -> list[tuple[str, object]]:
         return [
             (key, _plain(value))
-            for module, *_ in self._kept
+            for module, _ in self._kept
             for key, value in module.__dict__.items()
             if key not in _OF_MODULES
             if key != "calls" or not type(module).__module__.startswith("dissensus.")

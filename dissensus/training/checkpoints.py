@@ -166,8 +166,7 @@ def _modules(members: Members) -> dict[str, str]:
 
 
 _DESCRIBED = ("optimizer", "optimizer_options", "lr", "weight_decay", "schedule", "augment")
-# What is told only where it is not as usual.
-_UNUSUAL = {"clip_value": None, "accumulate": 1, "ema": None, "per_member": False}
+_TOLD = ("epochs", "clip_norm", "clip_value", "accumulate", "ema", "bf16", "select", "per_member", "seed")
 
 
 def fingerprint(
@@ -182,8 +181,7 @@ def fingerprint(
         "data": feed.identity(),
         "objective": describe(objective),
         **{name: describe(getattr(settings, name)) for name in _DESCRIBED},
-        **{name: getattr(settings, name) for name in ("epochs", "clip_norm", "bf16", "select", "seed")},
-        **{name: getattr(settings, name) for name, usual in _UNUSUAL.items() if getattr(settings, name) != usual},
+        **{name: getattr(settings, name) for name in _TOLD},
     }
 
 

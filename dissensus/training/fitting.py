@@ -191,7 +191,14 @@ def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str 
     elif kind == "classes":
         _check_classes(outputs, y, name)
     else:
-        _check_columns(outputs, y, likelihood, name)
+        given = as_columns(y).shape[-1]
+        wanted = 2 * given if kind == "density" else given  # a mean and a rho each
+        if outputs.shape[-1] != wanted:
+            raise ValueError(
+                f"{likelihood.name} of {given} targets wants {wanted} outputs; members have {outputs.shape[-1]}."
+            )
+        if likelihood.name == "poisson" and bool((y < 0).any()):
+            raise ValueError(f"The {name} targets of poisson are counts, 0 or more; got {float(y.min()):g}.")
 
 
 # What bfloat16, the coarsest format, leaves of a row of probabilities that sums to one: 8 bits of each.
@@ -211,18 +218,6 @@ def _check_classes(outputs: Tensor, y: Tensor, name: str) -> None:
             f"{int(wrong.sum())} of {len(y)} rows are not, the first sums to {float(sums[wrong][0]):.4g}. Normalise them, or "
             "for regression pass objective=Independent('mse') or Independent('gaussian_nll')."
         )
-
-
-def _check_columns(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
-    """Refuse regression targets of another number than the outputs are for: one each, or a mean and a rho."""
-    given = as_columns(y).shape[-1]
-    wanted = 2 * given if likelihood.kind == "density" else given
-    if outputs.shape[-1] != wanted:
-        raise ValueError(
-            f"{likelihood.name} of {given} targets wants {wanted} outputs; members have {outputs.shape[-1]}."
-        )
-    if likelihood.name == "poisson" and bool((y < 0).any()):
-        raise ValueError(f"The {name} targets of poisson are counts, 0 or more; got {float(y.min()):g}.")
 
 
 def _check_alike(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
@@ -392,7 +387,7 @@ def fit(
         >>> len(run.history), run.history.columns[:4]
         (8, ['epoch', 'step', 'member', 'loss'])
     """
-    members, data, held = as_members(members), _loaded(data, "data"), _loaded(validation, "validation")
+    members, data, held = as_members(members), as_data(data, "data"), as_data(validation, "validation")
     objective = members.adapt(_objective_of(members, data) if objective is None else objective)
     # What a run is asked for are these arguments, by their names.
     asked = locals() | {
@@ -426,11 +421,6 @@ def fit(
     whole.catch_up()
     whole.after_training(data)
     return run
-
-
-def _loaded(data: Any, name: str) -> Any:
-    """Return the tensors of a path, or of what was loaded from one; all else as it came."""
-    return as_data(data, name) if isinstance(data, str | Path | Loaded) else data
 
 
 def _objective_of(members: Members, data: Any) -> Objective:

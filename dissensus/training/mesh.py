@@ -78,16 +78,8 @@ class Mesh:
         rank, each = self.data_rank if rank is None else rank, -(-size // self.data)
         return slice(min(size, rank * each), min(size, (rank + 1) * each))
 
-    def whole_batch(self, outputs: Tensor, size: int) -> Tensor:
-        """Return this process's members' outputs for the whole batch from those for its part."""
-        return self._joined(outputs, 1, "data", [self.part(size, rank) for rank in range(self.data)])
-
-    def all_members(self, outputs: Tensor, count: int) -> Tensor:
-        """Return all members' outputs from those of this process's."""
-        return self._joined(outputs, 0, "members", [self.rows(count, rank) for rank in range(self.members)])
-
-    def _joined(self, own: Tensor, axis: int, along: str, places: list[slice]) -> Tensor:
-        """Return the whole, of which each process has one of these places on an axis."""
+    def joined(self, own: Tensor, axis: int, along: str, places: list[slice]) -> Tensor:
+        """Return the whole, of which each process along "members" or "data" has one of these places on an axis."""
         if len(places) == 1:
             return own
         lengths = [place.stop - place.start for place in places]
@@ -206,7 +198,7 @@ def check_mesh(mesh: Mesh, members: "Members", objective: Objective, picks: bool
     cuts_norms = mesh.data > 1 and not all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
     reasons = {
         f"`mesh` trains members of one architecture that own their parameters; this is {kind}.": not apart,
-        f"`mesh` takes objectives that see outputs only; {name} needs more. Train it in one process.": not on_outputs,
+        f"`mesh` takes objectives that see the members' outputs only; {name} needs more.": not on_outputs,
         f"{members.num_trained} members cannot be spread over {mesh.members} processes. Use fewer, or cut batches instead: "
         f"mesh=(1, {mesh.members}).": members.num_trained < mesh.members,
         f"{name} draws members anew each step: use mesh=(1, {mesh.members * mesh.data}).": picks and mesh.members > 1,
@@ -246,8 +238,11 @@ class MeshStep(TrainStep):
 
     def exchange(self, outputs: Tensor, size: int) -> Tensor:
         """Return the outputs that this process judges, for the whole batch."""
-        judged = self.mesh.whole_batch(outputs.detach(), size)
-        return self.mesh.all_members(judged, self.members.num_trained) if self.compares else judged
+        mesh, count = self.mesh, self.members.num_trained
+        judged = mesh.joined(outputs.detach(), 1, "data", [mesh.part(size, rank) for rank in range(mesh.data)])
+        if not self.compares:
+            return judged
+        return mesh.joined(judged, 0, "members", [mesh.rows(count, rank) for rank in range(mesh.members)])
 
     def judge(self, begun: Begun, outputs: Tensor) -> Tensor:
         """Log the parts of the objective on exchanged outputs; return its gradient with respect to this process's own."""

@@ -101,20 +101,14 @@ class SeparateOptimizers:
         self.blocks = blocks
         self.tensors: list[dict[str, Tensor]] = [{} for _ in blocks]
         self.columns: list[dict[str, Tensor]] = [{} for _ in blocks]
-        self._rows = [[self._row(factory, block, row) for row in range(len(block.flat))] for block in blocks]
-
-    def _row(self, factory: Factory, block: Block, row: int) -> tuple[dict[str, nn.Parameter], Optimizer, list[float]]:
-        """Return a row's parameters, their optimizer, and the rates of its groups."""
-        parameters = _leaves(block, row)
-        optimizer = factory(_plain_names(parameters))
-        return parameters, optimizer, [group["lr"] for group in optimizer.param_groups]
+        self._rows = [[_optimizer_of(factory, block, row) for row in range(len(block.flat))] for block in blocks]
 
     def state(self) -> dict[str, Tensor]:
         """Return the optimizers' state as tensors by name."""
         return {
             f"{index}.{row}.{position}.{key}": torch.as_tensor(value)
             for index, rows in enumerate(self._rows)
-            for row, (parameters, optimizer, _) in enumerate(rows)
+            for row, (parameters, optimizer) in enumerate(rows)
             for position, parameter in enumerate(parameters.values())
             for key, value in optimizer.state.get(parameter, {}).items()
         }
@@ -123,7 +117,7 @@ class SeparateOptimizers:
         """Take back what `state` gave."""
         for name, value in tensors.items():
             index, row, position, key = name.split(".", 3)
-            parameters, optimizer, _ = self._rows[int(index)][int(row)]
+            parameters, optimizer = self._rows[int(index)][int(row)]
             parameter = list(parameters.values())[int(position)]
             home = torch.device("cpu") if value.ndim == 0 else parameter.device
             optimizer.state[parameter][key] = value.to(home, copy=True)
@@ -133,28 +127,24 @@ class SeparateOptimizers:
         block = self.blocks[index]
         scale = float(factor)
         for place, row in enumerate(range(len(block.flat)) if rows is None else rows.tolist()):
-            parameters, optimizer, rates = self._rows[index][row]
+            parameters, optimizer = self._rows[index][row]
             pieces = block.unpack(gradient[place : place + 1])
             for name, parameter in parameters.items():
                 parameter.grad = pieces[name].reshape(parameter.shape)
-            for group, lr in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = lr * scale
+            for group in optimizer.param_groups:
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) * scale
             optimizer.step()
 
 
-def _leaves(block: Block, row: int) -> dict[str, nn.Parameter]:
-    """Return one row's parameters as leaves that share the block's memory."""
+def _optimizer_of(factory: Factory, block: Block, row: int) -> tuple[dict[str, nn.Parameter], Optimizer]:
+    """Return one row's parameters as leaves that share the block's memory, and an optimizer of them as the member names them."""
     views = block.unpack(block.flat[row : row + 1])
-    return {name: nn.Parameter((v[0] if block.stacked else v).detach()) for name, v in views.items()}
-
-
-def _plain_names(parameters: Mapping[str, nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
-    """Return one member's parameters under the names they have in the member itself."""
+    parameters = {name: nn.Parameter((v[0] if block.stacked else v).detach()) for name, v in views.items()}
     plain = []
     for name, parameter in parameters.items():
         head, _, rest = name.partition(".")
         plain.append((rest.partition(".")[2] if head == "nets" else rest if head == "net" else name, parameter))
-    return plain
+    return parameters, factory(plain)
 
 
 def make_optimizer(
@@ -178,7 +168,7 @@ def make_optimizer(
             )
         return RowOptimizer(rule, blocks, rates, decays)
     factory = _factory_of(optimizer, lr, weight_decay, options)
-    trial = factory(_plain_names(_leaves(blocks[0], 0)))
+    _, trial = _optimizer_of(factory, blocks[0], 0)
     if not isinstance(trial, Optimizer):
         raise ValueError(f"`optimizer` must make a torch optimizer; it returned {type(trial).__name__}.")
     if isinstance(trial, torch.optim.LBFGS):
@@ -231,8 +221,8 @@ def _row_rule(optimizer: Optimizer) -> Rule | None:
 
 def _columns(factory: Factory, block: Block) -> dict[str, Tensor]:
     """Return learning rate and decay of every column, from the groups that the factory makes of one member."""
-    row = _leaves(block, 0)
-    group_of = {id(p): group for group in factory(_plain_names(row)).param_groups for p in group["params"]}
+    row, optimizer = _optimizer_of(factory, block, 0)
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     found = {}
     for name, key in (("column_lr", "lr"), ("column_decay", "weight_decay")):
         numbers = [float(group_of[id(p)][key]) if id(p) in group_of else 0.0 for p in row.values()]

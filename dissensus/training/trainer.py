@@ -279,7 +279,7 @@ class Trainer:
             if self.folder is not None and (last or result.epoch % self.settings.checkpoint_every == 0):
                 self._share()
                 self._handle_divergence()
-                self._save("last", final=last)
+                self._save(self.folder, last)
 
     def _has_ended(self) -> bool:
         return self.result.stopped_early or self.result.epoch >= self.settings.epochs
@@ -468,12 +468,10 @@ class Trainer:
         self._leave_stopped()
         self._note_best()
         self.result.stopped_early = all(map(self._has_stopped, self.watches))
-        if self.folder is not None and better:
-            self._save("best", self.good)
 
     def _note_best(self) -> None:
-        result, steps = self.result, [watch.best_step for watch in self.watches]
-        if None in steps:
+        result, steps = self.result, [watch.best_step for watch in self.watches if watch.best_step is not None]
+        if len(steps) < len(self.watches):
             return
         result.best = mean_of([watch.best or 0.0 for watch in self.watches])
         if self.settings.per_member:
@@ -510,9 +508,12 @@ class Trainer:
             elif rest not in self.members.shared_buffers:
                 tensor[place] = source[name][place]
 
-    def _save(self, kind: str, tensors: Mapping[str, Tensor] | None = None, final: bool = False) -> None:
-        assert self.folder is not None
-        mesh, tensors = self.settings.mesh, tensors or self._tensors(final)
+    def _save(self, folder: CheckpointFolder, final: bool) -> None:
+        # Nothing goes on from a run that has ended, whose weights are enough.
+        mesh, tensors = self.settings.mesh, self.state.saved(without=("optimizer", "averages") if final else ())
+        if isinstance(self.step.optimizer, SeparateOptimizers) and not final:
+            tensors |= {f"separate.{name}": tensor for name, tensor in self.step.optimizer.state().items()}
+        tensors |= {f"good.{name}": tensor for name, tensor in (self.good or {}).items()}
         if mesh is not None:
             tensors = mesh.block(tensors, self.members)
         facts = {
@@ -526,16 +527,7 @@ class Trainer:
             "history": self.result.history.rows,
             "torch": torch.__version__,
         }
-        self.folder.save(kind, self.result.step, tensors, facts, final, mesh)
-
-    def _tensors(self, final: bool) -> dict[str, Tensor]:
-        """Return what a run goes on from; nothing goes on from one that has ended, whose weights are enough."""
-        tensors = self.state.saved(without=("optimizer", "averages") if final else ())
-        if isinstance(self.step.optimizer, SeparateOptimizers) and not final:
-            tensors |= {f"separate.{name}": tensor for name, tensor in self.step.optimizer.state().items()}
-        if self.good is not None:
-            tensors |= {f"good.{name}": tensor for name, tensor in self.good.items()}
-        return tensors
+        folder.save("last", self.result.step, tensors, facts, final, mesh)
 
     def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         assert self.folder is not None
@@ -562,7 +554,7 @@ class Trainer:
         return tensors, facts
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Go on from what `_tensors` and `_save` wrote."""
+        """Go on from what `_save` wrote."""
         separate, good = under("separate.", tensors), under("good.", tensors)
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(("separate.", "good."))}
         for name, tensor in under("sums.", tensors).items():

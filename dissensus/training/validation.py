@@ -105,7 +105,12 @@ def _sample(data: Pairs, size: int) -> tuple[Batch, Tensor]:
     """Return examples spread evenly over the data; of a loader, and of features in a file, the first ones."""
     with seeded(0):
         if isinstance(data, DataLoader | CachedFeatures):
-            return _first(data, size)
+            parts: list[tuple[Batch, Tensor]] = []
+            for pair in pair_batches(data, size):
+                parts.append(pair)
+                if sum(len(x) for x, _ in parts) >= size:
+                    break
+            return join_rows([x for x, _ in parts])[:size], torch.cat([y for _, y in parts])[:size]
         arrays = arrays_of(data)
         count: int = len(data if arrays is None else arrays[0])  # type: ignore[arg-type]
         rows = torch.linspace(0, count - 1, min(count, size), dtype=torch.float64).round().long()
@@ -113,15 +118,6 @@ def _sample(data: Pairs, size: int) -> tuple[Batch, Tensor]:
             return arrays[0][rows], arrays[1][rows]
         assert isinstance(data, Dataset)
         return collate(data, rows.tolist())[:2]
-
-
-def _first(data: Pairs, size: int) -> tuple[Batch, Tensor]:
-    parts: list[tuple[Batch, Tensor]] = []
-    for pair in pair_batches(data, size):
-        parts.append(pair)
-        if sum(len(x) for x, _ in parts) >= size:
-            break
-    return join_rows([x for x, _ in parts])[:size], torch.cat([y for _, y in parts])[:size]
 
 
 Validation = Iterable[Triple]
