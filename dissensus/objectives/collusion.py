@@ -291,7 +291,7 @@ def _bias_share(
     return min(1.0, max(0.0, 1 - ratio(float(after), float(before)))) if before > 0 else 0.0
 
 
-def _of_errors(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> dict[str, float]:
+def _of_errors(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> dict[str, Any]:
     """Return the numbers that only predictions with distances have: of their mean errors, and of errors that cancel."""
     shares, error = shares_of(weights, members), members - truth
     own = shares.square() * error.mean(1).square().sum(-1)

@@ -191,9 +191,7 @@ def like_outputs(targets: Tensor, outputs: Tensor) -> Tensor:
         targets = targets[..., None]
     # Not broadcast: (batch, 1) against (batch,) would quietly compare every example with every other.
     if targets.shape != wanted:
-        raise ValueError(
-            f"`targets` must be as a member's outputs, {tuple(wanted)}; got {tuple(targets.shape)}. Reshape."
-        )
+        raise ValueError(f"Reshape `targets` to a member's outputs, {tuple(wanted)}; got {tuple(targets.shape)}.")
     return targets.to(outputs)
 
 
