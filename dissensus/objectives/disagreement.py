@@ -450,8 +450,7 @@ def _some_rows(data: CachedFeatures, y: Array | None, chosen: Tensor) -> CachedF
     if data.passes > 1:
         raise ValueError(f"Features can be split if cached with passes=1; these are of {data.passes} passes.")
     labels = data.targets if y is None else as_tensor(y, "y")
-    rows = data.features[chosen if isinstance(data.features, Tensor) else chosen.numpy()]
-    features = rows if isinstance(rows, Tensor) else torch.from_numpy(rows)
+    features = torch.as_tensor(data.features[chosen.numpy()])
     targets = None if labels is None else labels[chosen]
     content = content_of(features, targets, 0)
     return replace(data, features=features, targets=targets, data="", content=content, path=None)
