@@ -65,11 +65,8 @@ def probabilities(probs: Array) -> Tensor:
     total = tensor.sum(1)
     # Half-precision softmax rows miss 1 by up to about 4e-3 however many classes they have.
     if low < 0 or high > 1.01 or float((total - 1).abs().max()) > 1e-2:
-        raise ValueError(
-            f"`probs` must hold probabilities whose rows sum to 1; got values from {low:.4g} to {high:.4g} "
-            f"and rows summing to between {float(total.min()):.4g} and {float(total.max()):.4g}. "
-            "For logits, pass `logits.softmax(-1)`."
-        )
+        came = f"values from {low:.4g} to {high:.4g}, sums from {float(total.min()):.4g} to {float(total.max()):.4g}"
+        raise ValueError(f"`probs` must have rows that sum to 1, as those of `logits.softmax(-1)`; got {came}.")
     return tensor
 
 

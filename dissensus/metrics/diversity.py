@@ -1,6 +1,7 @@
 """Predicted classes of members -> how differently they err."""
 
 from dataclasses import dataclass
+from math import inf, nan
 from typing import Literal
 
 import torch
@@ -33,7 +34,8 @@ def disagreement(predictions_a: Array, predictions_b: Array) -> float:
         >>> disagreement(torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 0]))
         0.25
     """
-    first, second = _pair(predictions_a, predictions_b)
+    first = indices(predictions_a, "predictions_a")
+    second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
     return _fraction(first != second)
 
 
@@ -137,14 +139,13 @@ def pair_diversity(
         Durasov et al., 2021, <https://arxiv.org/abs/2012.08334>, eq. 7, and figure 2 for `diversity_bounds`; Fort et
         al., 2019, <https://arxiv.org/abs/1912.02757>.
     """
-    first, second = _pair(predictions_a, predictions_b)
+    first = indices(predictions_a, "predictions_a")
+    second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
     truth = indices(labels, "labels", len(first)).to(first.device)
     errors = {"a": _fraction(first != truth), "b": _fraction(second != truth)}
     error = sum(errors.values()) / 2 if accuracy_of == "pair" else errors[accuracy_of]
     different = _fraction(first != second)
-    if error == 0:
-        return float("nan") if different == 0 else float("inf")
-    return different / error
+    return different / error if error else nan if different == 0 else inf
 
 
 @checked
@@ -183,11 +184,6 @@ def diversity_bounds(accuracy: float, base_accuracy: float, num_classes: int) ->
     better, worse = max(accuracy, base_accuracy), min(accuracy, base_accuracy)
     redrawn = (better - worse) / (better - chance) if better > worse else 0.0
     return DiversityBounds(lower=redrawn * (1 - chance) / error, upper=independent / error)
-
-
-def _pair(predictions_a: Array, predictions_b: Array) -> tuple[Tensor, Tensor]:
-    first = indices(predictions_a, "predictions_a")
-    return first, indices(predictions_b, "predictions_b", len(first)).to(first.device)
 
 
 def _member_predictions(predictions: Array) -> Tensor:

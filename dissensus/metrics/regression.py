@@ -184,9 +184,7 @@ def ensemble_crps(samples: Array, target: Array, fair: bool = False) -> float:
     draws = floats(samples, "samples")
     num_members = len(draws) if draws.ndim else 0
     if draws.ndim < 2 or (fair and num_members < 2):
-        raise ValueError(
-            f"`samples` must be (members, batch), two members or more if `fair`; got {tuple(draws.shape)}."
-        )
+        raise ValueError(f"`samples` must be (members, batch), two members if `fair`; got {tuple(draws.shape)}.")
     _, truth = alike(samples=draws[0], target=target)
     draws = draws.double()
     distance = (draws - truth).abs().mean(0)

@@ -18,6 +18,7 @@ from dissensus.objectives.losses import (
     ELEMENTWISE,
     Loss,
     class_labels,
+    columns,
     dense_targets,
     errors,
     like_outputs,
@@ -248,14 +249,14 @@ def predictions(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weig
         truth = (truth + 1) / 2
     by_probs = average == "probs" and loss != "logistic"
     pooled = weighted_mean(members, weights) if by_probs else link(weighted_mean(outputs, weights))
-    return _columns(members, 2), _columns(truth), _columns(pooled)
+    return columns(members, 2), columns(truth), columns(pooled)
 
 
 def trivial_error(outputs: Tensor, targets: Tensor, loss: Loss) -> float | None:
     """Return the error of the best constant prediction: what an ensemble must beat to have learned anything."""
     if callable(loss):
         return None
-    values = dense_targets(targets, outputs) if loss in CLASS_LOSSES else _columns(like_outputs(targets, outputs))
+    values = dense_targets(targets, outputs) if loss in CLASS_LOSSES else columns(like_outputs(targets, outputs))
     mean = values.mean(0)
     share = (mean + 1) / 2 if loss in ("logistic", "exponential") else mean
     of_loss: dict[str, Callable[[], Tensor]] = {
@@ -270,10 +271,6 @@ def trivial_error(outputs: Tensor, targets: Tensor, loss: Loss) -> float | None:
         ),
     }
     return float(of_loss[loss]())
-
-
-def _columns(values: Tensor, leading: int = 1) -> Tensor:
-    return values.flatten(leading) if values.ndim > leading else values[..., None]
 
 
 def _bias_share(
@@ -291,7 +288,7 @@ def _bias_share(
     return min(1.0, max(0.0, 1 - ratio(float(after), float(before)))) if before > 0 else 0.0
 
 
-def _of_errors(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> dict[str, float]:
+def _of_errors(members: Tensor, truth: Tensor, pooled: Tensor, weights: Tensor | None) -> dict[str, Any]:
     """Return the numbers that only predictions with distances have: of their mean errors, and of errors that cancel."""
     shares, error = shares_of(weights, members), members - truth
     own = shares.square() * error.mean(1).square().sum(-1)

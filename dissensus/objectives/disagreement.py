@@ -20,14 +20,7 @@ from dissensus.data.features import CachedFeatures, content_of
 from dissensus.data.sources import Array, Inputs
 from dissensus.data.trees import join_rows
 from dissensus.members import View
-from dissensus.objectives.likelihoods import (
-    LIKELIHOODS,
-    Likelihood,
-    check_class_weights,
-    class_weighted,
-    full,
-    smooth_labels,
-)
+from dissensus.objectives.likelihoods import LIKELIHOODS, check_class_weights, class_weighted, full, smooth_labels
 from dissensus.objectives.losses import class_labels
 from dissensus.objectives.objective import BatchNorm, Objective, Parts, Step
 from dissensus.randomness import fold
@@ -250,10 +243,7 @@ class DrawsMembers(Objective):
         if self.regulariser != "divdis":
             pair_term(self.regulariser)
 
-    @property
-    def likelihood(self) -> Likelihood:
-        """Outputs are logits."""
-        return LIKELIHOODS["cross_entropy"]
+    likelihood = property(lambda objective: LIKELIHOODS["cross_entropy"])
 
     def pick(self, step: Step, num_members: int) -> Tensor | None:
         """Draw distinct members for a step, in order of their numbers; None where all take part."""
@@ -287,13 +277,10 @@ class DrawsMembers(Objective):
         return step.mean(self.likelihood.per_example(outputs, targets), shares)
 
     def mean_over_pairs(self, logits: Tensor) -> Tensor:
-        """Return the pair term of each example, `(batch,)`, the mean over pairs of drawn members."""
-        return mean_over_pairs(logits.log_softmax(-1), pair_term(self.regulariser, self.orientation))
-
-    def check_enough(self, outputs: Tensor) -> None:
-        """Refuse a single member."""
-        if len(outputs) < 2:
+        """Return the pair term of each example, `(batch,)`, the mean over pairs of drawn members; refuse a single member."""
+        if len(logits) < 2:
             raise ValueError(f"{type(self).__name__} compares members, and this ensemble has one. Give it two or more.")
+        return mean_over_pairs(logits.log_softmax(-1), pair_term(self.regulariser, self.orientation))
 
 
 @checked
@@ -349,9 +336,7 @@ class Disagree(DrawsMembers):
         if not self.sequential:
             return super().pick(step, num_members)
         if step.total < num_members:
-            raise ValueError(
-                f"sequential=True trains members in turn; got {step.total} steps for {num_members} members."
-            )
+            raise ValueError(f"sequential=True wants more than {step.total} steps for {num_members} members.")
         return (step.index * num_members // step.total).clamp(max=num_members - 1).reshape(1)
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
@@ -384,7 +369,6 @@ class Disagree(DrawsMembers):
         """Return how much members still agree on the other inputs."""
         if self.sequential:
             return self._against_earlier(members, elsewhere, inputs)
-        self.check_enough(outputs)
         if self.regulariser == "divdis":
             return divdis(elsewhere.softmax(-1), prior=outputs.detach().softmax(-1).mean((0, 1)))
         return self.mean_over_pairs(elsewhere).mean()
@@ -467,8 +451,7 @@ def _some_rows(data: CachedFeatures, y: Array | None, chosen: Tensor) -> CachedF
     if data.passes > 1:
         raise ValueError(f"Features can be split if cached with passes=1; these are of {data.passes} passes.")
     labels = data.targets if y is None else as_tensor(y, "y")
-    rows = data.features[chosen if isinstance(data.features, Tensor) else chosen.numpy()]
-    features = rows if isinstance(rows, Tensor) else torch.from_numpy(rows)
+    features = torch.as_tensor(data.features[chosen.numpy()])
     targets = None if labels is None else labels[chosen]
     content = content_of(features, targets, 0)
     return replace(data, features=features, targets=targets, data="", content=content, path=None)

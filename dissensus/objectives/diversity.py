@@ -17,6 +17,7 @@ from dissensus.objectives.losses import (
     check_arguments,
     check_host_weights,
     class_labels,
+    columns,
     errors,
     event_sum,
     events,
@@ -292,9 +293,8 @@ def variance(values: Tensor, weights: Tensor | None) -> Tensor:
 def _divergence_from_pool(scores: Tensor, loss: str, weights: Tensor | None) -> Tensor:
     """Mean Kullback-Leibler divergence of the members from the distribution at the mean score."""
     name = loss if loss in ("cross_entropy", "poisson") else "binary_cross_entropy"
-    columns = scores.flatten(2) if scores.ndim > 2 else scores[..., None]
-    divergence = LIKELIHOODS[name].divergence(weighted_mean(columns, weights), columns)
-    return weighted_mean(divergence, weights)
+    scores = columns(scores, 2)
+    return weighted_mean(LIKELIHOODS[name].divergence(weighted_mean(scores, weights), scores), weights)
 
 
 def _signed_disagreement(outputs: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod, sqrt
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -353,7 +353,6 @@ class Joint(OutputObjective):
     class_axis: int | None = None
     ignore_index: int = IGNORED
 
-    couples: ClassVar[bool] = True
     needs = "means"
 
     def __post_init__(self) -> None:
@@ -371,13 +370,8 @@ class Joint(OutputObjective):
     @property
     def likelihood(self) -> Likelihood:
         """What outputs mean, and the error of the ensemble as it is averaged in training: by probabilities or scores, with weights."""
-        return replace(
-            likelihood_of(self.loss),
-            mixture=self._ensemble_error,
-            pooled=self._pooled,
-            class_axis=self.class_axis,
-            ignore_index=self.ignore_index,
-        )
+        own = replace(likelihood_of(self.loss), class_axis=self.class_axis, ignore_index=self.ignore_index)
+        return replace(own, mixture=self._ensemble_error, pooled=self._pooled)
 
     @property
     def _loss(self) -> str | Callable[[Tensor, Tensor], Tensor]:
@@ -390,8 +384,7 @@ class Joint(OutputObjective):
         return weighted_mean(answers, self._own_weights(len(outputs), outputs.device))
 
     def _ensemble_error(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        weights = self._own_weights(len(outputs), outputs.device)
-        return errors(outputs, targets, self._loss, self.average, weights)[1]
+        return errors(outputs, targets, self._loss, self.average, self._own_weights(len(outputs), outputs.device))[1]
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return M times the interpolated error, and its parts."""

@@ -393,10 +393,8 @@ def class_weighted(
     """Return weights of examples by their class times those that were given: torch's own rule for `cross_entropy(weight=...)`."""
     if weights is None:
         return given
-    if len(weights) != outputs.shape[-1]:
-        raise ValueError(
-            f"`class_weights` must be one number for each of {outputs.shape[-1]} classes; not {len(weights)}."
-        )
+    if len(weights) != (classes := outputs.shape[-1]):
+        raise ValueError(f"`class_weights` must be one number for each of {classes} classes; got {len(weights)}.")
     table = torch.tensor(weights, dtype=torch.float32, device=outputs.device)
     own = targets.float() @ table if targets.is_floating_point() else table[targets]
     return own if given is None else own * given

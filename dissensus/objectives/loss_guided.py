@@ -325,7 +325,6 @@ class LossGuided(DrawsMembers, OutputObjective):
     def _judge(
         self, members: View | None, outputs: Tensor, y: Tensor, step: Step, mean_logits: Tensor, held_out: Any = None
     ) -> tuple[Tensor, Parts]:
-        self.check_enough(outputs)
         scale, outputs = self.scale(step, outputs, members), full(outputs)
         losses = self.member_losses(outputs, y, step)
         strength = self._strength(step, losses)

@@ -116,6 +116,11 @@ def output_sum(values: Tensor, leading: int = 2) -> Tensor:
     return values.squeeze(-1) if values.shape[-1] == 1 else values.sum(-1)
 
 
+def columns(values: Tensor, leading: int = 1) -> Tensor:
+    """Return values with one axis after the first `leading` axes."""
+    return values.flatten(leading) if values.ndim > leading else values[..., None]
+
+
 def event_sum(values: Tensor, mass: Tensor | None) -> Tensor:
     """Sum over events and outputs, each event counted by its mass; `None` counts every event once."""
     return output_sum(values if mass is None else mass * values)
@@ -191,9 +196,7 @@ def like_outputs(targets: Tensor, outputs: Tensor) -> Tensor:
         targets = targets[..., None]
     # Not broadcast: (batch, 1) against (batch,) would quietly compare every example with every other.
     if targets.shape != wanted:
-        raise ValueError(
-            f"`targets` must be as a member's outputs, {tuple(wanted)}; got {tuple(targets.shape)}. Reshape."
-        )
+        raise ValueError(f"Reshape `targets` to a member's outputs, {tuple(wanted)}; got {tuple(targets.shape)}.")
     return targets.to(outputs)
 
 
