@@ -16,24 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import dissensus as ds
+from dissensus import objectives as obj
 from dissensus.architectures import resnet18
 from dissensus.html import Section
-from dissensus.members import (
-    MIMO,
-    SWAG,
-    Anchored,
-    BatchEnsemble,
-    DeepEnsemble,
-    HeadEnsemble,
-    Masksembles,
-    MCDropout,
-    Members,
-    PackedEnsemble,
-    SnapshotEnsemble,
-    cut,
-)
-from dissensus.objectives import Adversarial, Disagree, Independent, Joint, LossGuided, Objective
-from dissensus.predictions import predict
 from dissensus.randomness import derive, seeded
 from dissensus.training.schedules import Cyclic
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
@@ -61,6 +47,13 @@ ELSEWHERE = ("isun", "lsun_resize", "textures")
 REFERENCES = 128
 # These take normalised images: their first layer must be the network's own.
 NORMALISED = ("anchored", "mimo")
+PLAIN: Mapping[str, Callable[..., ds.Members]] = {
+    "deep": ds.DeepEnsemble,
+    "packed": ds.PackedEnsemble,
+    "batch ensemble": ds.BatchEnsemble,
+    "snapshots": ds.SnapshotEnsemble,
+    "swag": ds.SWAG,
+}
 # How kinds are trained whose members are made of one path: a cycle for each snapshot, and a rate that keeps moving.
 TRAINING: Mapping[str, Mapping[str, Any]] = {
     "snapshots": {"schedule": Cyclic(NUM_MEMBERS)},
@@ -126,39 +119,36 @@ def reserved(sets: ImageSets) -> tuple[ImageSets, Tensor]:
     return replace(sets, ood=rest, groups=groups), sets.ood[name]
 
 
-def make_members(setting: Setting, sets: ImageSets, network: Callable[[], nn.Module]) -> Members:
+def make_members(setting: Setting, sets: ImageSets, network: Callable[[], nn.Module]) -> ds.Members:
     """Make an untrained ensemble of this kind; it takes uint8 images, those of `NORMALISED` normalised ones."""
 
     def make() -> nn.Module:
         return on_pixels(network(), sets)
 
+    if setting.kind in PLAIN:
+        return PLAIN[setting.kind](make, NUM_MEMBERS, seed=setting.seed)
     with seeded(derive(setting.seed, "initial weights", 0)):
         net = make()
-    makers: Mapping[str, Callable[[], Members]] = {
-        "single": lambda: DeepEnsemble(make, 1, setting.seed),
-        "deep": lambda: DeepEnsemble(make, NUM_MEMBERS, setting.seed),
-        "masksembles": lambda: Masksembles(net, NUM_MEMBERS, 2.0, seed=setting.seed, grow=True),
-        "packed": lambda: PackedEnsemble(make, NUM_MEMBERS, seed=setting.seed),
-        "batch ensemble": lambda: BatchEnsemble(make, NUM_MEMBERS, setting.seed),
-        "mc dropout": lambda: MCDropout(with_dropout(net, DROPOUT), NUM_MEMBERS, setting.seed),
-        "snapshots": lambda: SnapshotEnsemble(make, NUM_MEMBERS, setting.seed),
-        "swag": lambda: SWAG(make, NUM_MEMBERS, setting.seed),
-        "mimo": lambda: MIMO(network, NUM_MEMBERS, setting.seed),
-        "anchored": lambda: Anchored(
+    makers: Mapping[str, Callable[[], ds.Members]] = {
+        "single": lambda: ds.DeepEnsemble(make, 1, setting.seed),
+        "masksembles": lambda: ds.Masksembles(net, NUM_MEMBERS, 2.0, seed=setting.seed, grow=True),
+        "mc dropout": lambda: ds.MCDropout(with_dropout(net, DROPOUT), NUM_MEMBERS, setting.seed),
+        "mimo": lambda: ds.MIMO(network, NUM_MEMBERS, setting.seed),
+        "anchored": lambda: ds.Anchored(
             network, sets.normalise(sets.train.x[:REFERENCES]), NUM_MEMBERS, seed=setting.seed, mask_probability=0.0625
         ),
     }
     return makers[setting.kind]()
 
 
-def make_objective(name: str, elsewhere: Tensor) -> Objective:
+def make_objective(name: str, elsewhere: Tensor) -> obj.Objective:
     """Return the objective of this name; strengths are those that its own study found to keep members."""
-    objectives: Mapping[str, Callable[[], Objective]] = {
-        "independent": Independent,
-        "joint 0.4": lambda: Joint(0.4),
-        "loss-guided 0.5": lambda: LossGuided(0.5, active=None),
-        "a2d 0.1": lambda: Disagree(elsewhere, regulariser="a2d", strength=0.1),
-        "adversarial": lambda: Adversarial(Independent(), epsilon=0.01),
+    objectives: Mapping[str, Callable[[], obj.Objective]] = {
+        "independent": obj.Independent,
+        "joint 0.4": lambda: obj.Joint(0.4),
+        "loss-guided 0.5": lambda: obj.LossGuided(0.5, active=None),
+        "a2d 0.1": lambda: obj.Disagree(elsewhere, regulariser="a2d", strength=0.1),
+        "adversarial": lambda: obj.Adversarial(obj.Independent(), epsilon=0.01),
     }
     return objectives[name]()
 
@@ -177,19 +167,21 @@ def train_and_measure(setting: Setting, work: Work) -> Record:
         torch.cuda.reset_peak_memory_stats()
     if setting.kind == "heads":
         # Train one network for three quarters of the budget, freeze it but for its last layer, and train heads on it for the rest.
-        backbone = DeepEnsemble(lambda: on_pixels(network(), sets), 1, setting.seed)
+        backbone = ds.DeepEnsemble(lambda: on_pixels(network(), sets), 1, setting.seed)
         first = train(backbone, "independent", 0.75 * budget, work.epochs)
         trained = backbone.member(0).eval()
         net = trained.get_submodule("net")
-        body = nn.Sequential(trained.get_submodule("pixels"), cut(net, 1)[0])
+        body = nn.Sequential(trained.get_submodule("pixels"), ds.cut(net, 1)[0])
         with torch.no_grad():
             width = body(sets.train.x[:2].to(next(net.parameters()).device)).shape[-1]
-        members: Members = HeadEnsemble(body, (width, sets.num_classes), NUM_MEMBERS, setting.seed)
+        members: ds.Members = ds.HeadEnsemble(body, (width, sets.num_classes), NUM_MEMBERS, setting.seed)
         epochs = None if work.epochs is None else max(work.epochs // 4, 1)
         record = train(members, setting.objective, 0.25 * budget, epochs)
         seconds = first["seconds"] + record["seconds"]
     else:
-        members = DeepEnsemble(network, NUM_MEMBERS, setting.seed) if attacked else make_members(setting, sets, network)
+        members = (
+            ds.DeepEnsemble(network, NUM_MEMBERS, setting.seed) if attacked else make_members(setting, sets, network)
+        )
         record = train(members, setting.objective, budget, work.epochs)
         seconds = record["seconds"]
     found = measure(
@@ -208,9 +200,9 @@ def train_and_measure(setting: Setting, work: Work) -> Record:
     x = sets.test.x if transform is None else transform(sets.test.x)
     with as_in_training():
         # The first pass captures.
-        predict(members, x)
+        ds.predict(members, x)
         start = time.monotonic()
-        predict(members, x)
+        ds.predict(members, x)
         seconds = time.monotonic() - start
     parameters = sum(each.numel() * each.element_size() for each in members.parameters())
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else parameters
@@ -228,7 +220,7 @@ def _train(
     sets: ImageSets,
     elsewhere: Tensor,
     transform: Callable[[Tensor], Tensor] | None,
-    members: Members,
+    members: ds.Members,
     objective: str,
     budget: float,
     epochs: int | None,

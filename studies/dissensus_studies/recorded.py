@@ -4,7 +4,7 @@ Intervals are 95 % ones over seeds, by Student's law; where there is one seed th
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from numbers import Number
 from pathlib import Path
 from statistics import fmean
@@ -84,8 +84,7 @@ def as_floats(value: Any) -> Any:
 
 def framed(records: Sequence[Record]) -> pd.DataFrame:
     """Return records as rows, their numbers as columns such as `"auroc.near.bma"`; `"worst"` is the least accurate member's accuracy."""
-    frame = pd.json_normalize(records)
-    return frame.assign(worst=frame["members"].map(min))
+    return pd.json_normalize(records).assign(worst=lambda frame: frame["members"].map(min))
 
 
 def pretrained(rows: Sequence[Record]) -> pd.DataFrame:
@@ -158,13 +157,12 @@ def _lost(frame: pd.DataFrame, classes: int, strength: str, form: str) -> Summar
 def guard_table(frame: pd.DataFrame) -> str:
     """Return what loss-guided disagreement costs the worst of five members, by number of classes, with and without the guard."""
     lines = []
-    for classes in (10, 100, 1000):
+    for classes, strength in product((10, 100, 1000), ("0.5", "5")):
         alone = mean_text(over(_arms(frame, classes, _INDEPENDENT)["worst"]))
-        for strength in ("0.5", "5"):
-            free, held = (_lost(frame, classes, strength, form) for form in ("none", "share"))
-            seeds = ", ".join(f"{100 * value:+.2f}" for value in held.values)
-            verdict = "a cost" if held.sign < 0 else "within noise"
-            lines.append([str(classes), strength, alone, _points(free), _points(held), seeds, verdict])
+        free, held = (_lost(frame, classes, strength, form) for form in ("none", "share"))
+        seeds = ", ".join(f"{100 * value:+.2f}" for value in held.values)
+        verdict = "a cost" if held.sign < 0 else "within noise"
+        lines.append([str(classes), strength, alone, _points(free), _points(held), seeds, verdict])
     header = ["classes", "strength", "independent, worst", "published, points", "guarded, points"]
     return markdown([*header, "guarded: seed by seed", ""], lines)
 
@@ -193,20 +191,16 @@ def guard_figure(frame: pd.DataFrame) -> "matplotlib.figure.Figure":
 def sizes_table(frame: pd.DataFrame) -> str:
     """Return two, five and ten heads at strength 0.5 beside each other."""
     lines = []
-    for size in (2, 5, 10, 50):
-        drawn = " A=2" if size > 2 else ""
-        plain, free, held = (
-            _arms(frame, 100, row)
-            for row in (f"deep M={size}", f"ldr=0.5 none{drawn} M={size}", f"ldr=0.5 share{drawn} M={size}")
-        )
-        for name, own in (("independent", plain), ("published", free), ("guarded", held)):
-            if len(own):
-                lost = "" if own is plain else _points(paired(own, plain, "worst"))
-                aurocs = [
-                    " / ".join(mean_text(over(own[f"auroc.{group}.{SCORES[s]}"])) for s in ("PDS", "energy"))
-                    for group in GROUPS
-                ]
-                lines.append([str(size), name, str(len(own)), lost, mean_text(over(own[KNOWN]), 2), *aurocs])
+    names = {"independent": "deep{} M={}", "published": "ldr=0.5 none{} M={}", "guarded": "ldr=0.5 share{} M={}"}
+    for size, (name, row) in product((2, 5, 10, 50), names.items()):
+        plain = _arms(frame, 100, f"deep M={size}")
+        drawn = " A=2" if size > 2 and name != "independent" else ""
+        own = _arms(frame, 100, row.format(drawn, size))
+        if len(own):
+            lost = "" if name == "independent" else _points(paired(own, plain, "worst"))
+            aurocs = [[over(own[f"auroc.{group}.{SCORES[s]}"]) for s in ("PDS", "energy")] for group in GROUPS]
+            cells = [" / ".join(map(mean_text, each)) for each in aurocs]
+            lines.append([str(size), name, str(len(own)), lost, mean_text(over(own[KNOWN]), 2), *cells])
     header = ["heads", "form", "seeds", "worst member, points", "different answers"]
     return markdown([*header, *(f"{group}: PDS / energy" for group in GROUPS)], lines)
 

@@ -290,18 +290,13 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
     from dissensus import plots
 
     figure, (ax,) = plots.panels(width=8.0, height=2.7)
-    colours = dict(zip(VERDICTS, (plots.COLOURS[0], plots.COLOURS[1], "#56B4E9", "#CCCCCC"), strict=True))
-    names = list(DOCUMENTS.values())
+    colours = (plots.COLOURS[0], plots.COLOURS[1], "#56B4E9", "#CCCCCC")
+    counts, names = Counter((claim["document"], claim["verdict"]) for claim in claims), list(DOCUMENTS.values())
     starts = [0] * len(names)
-    for verdict, colour in colours.items():
-        sizes = [
-            sum(claim["document"] == number and claim["verdict"] == verdict for claim in claims) for number in DOCUMENTS
-        ]
-        ax.barh(names, sizes, left=starts, color=colour, height=0.66, label=verdict)
-        ink = "white" if verdict in VERDICTS[:2] else "black"
-        for row, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            if size:
-                ax.text(start + size / 2, row, str(size), ha="center", va="center", color=ink, fontsize=9)
+    for verdict, colour, ink in zip(VERDICTS, colours, ("white", "white", "black", "black"), strict=True):
+        sizes = [counts[number, verdict] for number in DOCUMENTS]
+        bars = ax.barh(names, sizes, left=starts, color=colour, height=0.66, label=verdict)
+        ax.bar_label(bars, [str(size or "") for size in sizes], label_type="center", color=ink, fontsize=9)
         starts = [start + size for start, size in zip(starts, sizes, strict=True)]
     ax.invert_yaxis()
     ax.tick_params(axis="y", length=0)

@@ -14,23 +14,12 @@ from typing import Any
 
 from dissensus._machine import one_thread
 from dissensus.html import Section, Text
+from dissensus_studies.diversification import report
 from dissensus_studies.diversification.arms import record_of
 from dissensus_studies.diversification.data import Material, Pretrained
 from dissensus_studies.diversification.figures import family_pictures
 from dissensus_studies.diversification.measures import PDS
-from dissensus_studies.diversification.report import (
-    BMA,
-    WORST_MEMBER,
-    Family,
-    Place,
-    auroc,
-    diversification_claims,
-    family_tables,
-    rows_of,
-    spurious_table,
-    value_at,
-    where,
-)
+from dissensus_studies.diversification.report import Family, auroc, where
 from dissensus_studies.diversification.settings import pretrained_settings, settings_of
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.claims import claims_table
@@ -47,10 +36,10 @@ _TITLES = {
     "heads whole": "Heads on a backbone of the same training set",
 }
 # What the screen shows of each arm.
-_COLUMNS: Mapping[str, Place] = {
+_COLUMNS: Mapping[str, report.Place] = {
     "accuracy": ("test", "accuracy"),
-    "worst member": WORST_MEMBER,
-    "C-5 BMA": auroc("C-5", BMA),
+    "worst member": report.WORST_MEMBER,
+    "C-5 BMA": auroc("C-5", report.BMA),
     "C-5 PDS": auroc("C-5", PDS),
 }
 _BACKGROUNDS = Text(
@@ -82,11 +71,13 @@ def _done(arms: list[Arm], output: Path, *, settings: Record, **asked: Any) -> A
 
 def page(work: Work, done: Arms) -> Page:
     """Return what the study makes of its records."""
-    rows, material = rows_of(done.done.values()), work.material
-    claims = diversification_claims(rows)
-    tables = [(family, [t for t in family_tables(family) if t.rows]) for family in Family.all_of(rows)]
+    rows, material = report.rows_of(done.done.values()), work.material
+    claims = report.diversification_claims(rows)
+    tables = [(family, [t for t in report.family_tables(family) if t.rows]) for family in Family.all_of(rows)]
     spurious = where(rows, kind="spurious")
-    backgrounds = [Section("Backgrounds that mislead", _BACKGROUNDS, spurious_table(spurious))] if spurious else []
+    backgrounds = (
+        [Section("Backgrounds that mislead", _BACKGROUNDS, report.spurious_table(spurious))] if spurious else []
+    )
 
     def sections(outputs: Outputs) -> list[Section]:
         found = []
@@ -99,7 +90,7 @@ def page(work: Work, done: Arms) -> Page:
         return [*found, *backgrounds]
 
     screen = [
-        [name, *((value_at(record, place) or [None])[0] for place in _COLUMNS.values())]
+        [name, *((report.value_at(record, place) or [None])[0] for place in _COLUMNS.values())]
         for name, record in done.done.items()
     ]
     return Page(

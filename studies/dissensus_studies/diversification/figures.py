@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from dissensus import plots
 from dissensus.html import Picture
+from dissensus_studies.diversification import report
 from dissensus_studies.diversification.measures import PDS
-from dissensus_studies.diversification.report import (
-    SCORES,
-    SHOWN,
-    WORST_MEMBER,
-    Family,
-    Place,
-    auroc,
-    estimate,
-    value_at,
-    where,
-)
+from dissensus_studies.diversification.report import Family, Place, auroc, estimate, where
 from dissensus_studies.diversification.settings import FORMS, GUARDED, PUBLISHED
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.figures import Drawing, draw, sweep
@@ -45,7 +36,7 @@ def family_pictures(outputs: Outputs, family: Family, detectors: Mapping[str, An
     found += [(each.name, draw(each.panels), each.title, each.caption) for each in sweeps_of(family)]
     points: dict[str, list[tuple[float, float, float]]] = {}
     for setting, records in family.usual(method="ldr").items():
-        worst, value = estimate(records, WORST_MEMBER), estimate(records, auroc("C-5", PDS))
+        worst, value = estimate(records, report.WORST_MEMBER), estimate(records, auroc("C-5", PDS))
         if setting.guard != "inverse probability" and worst is not None and value is not None:
             points.setdefault(setting.guard, []).append((worst.value, value.value, setting.strength))
     if sum(map(len, points.values())) > 2:
@@ -68,7 +59,7 @@ def sweeps_of(family: Family) -> list[Drawing]:
     """Return figure 5: diversity, members' accuracy and AUROC of PDS against the strength, and against the number of members."""
     places = {
         "mean PDS (sum)": ("pds", "C-5" if "C-5" in family.parts else "test"),
-        "worst member's accuracy": WORST_MEMBER,
+        "worst member's accuracy": report.WORST_MEMBER,
         **{f"AUROC of PDS, {part}": auroc(part, PDS) for part in family.pooled},
     }
     columns = {title: partial(_read, place) for title, place in places.items()}
@@ -82,7 +73,7 @@ def sweeps_of(family: Family) -> list[Drawing]:
     ]
     members = [
         (setting.guard if setting.method == "ldr" else "deep", float(setting.num_members), record)
-        for setting, own in (where(guided, strength=SHOWN) | alone).items()
+        for setting, own in (where(guided, strength=report.SHOWN) | alone).items()
         for record in own
     ]
     levels = {name: own for name, own in {"deep": family.one(), "strength 0": family.guided(0.0)}.items() if own}
@@ -103,7 +94,7 @@ def sweeps_of(family: Family) -> list[Drawing]:
 
 
 def _read(place: Place, record: Record) -> float:
-    value = value_at(record, place)
+    value = report.value_at(record, place)
     return nan if value is None or value[0] is None else float(value[0])
 
 
@@ -113,8 +104,8 @@ def baseline_bars(family: Family, detectors: Mapping[str, Any]) -> list[tuple[st
         name.replace("_", " ").replace("mahalanobis", "Mahalanobis"): Estimate.of([value], share=True)
         for name, value in detectors.items()
     }
-    usual = family.usual(num_members=(1, 5), guard=FORMS, strength=(0, 0.1, SHOWN, 1, 5))
-    judged = {s.row: (own, [PDS] if s.method == "ldr" else list(SCORES.values())) for s, own in usual.items()}
+    usual = family.usual(num_members=(1, 5), guard=FORMS, strength=(0, 0.1, report.SHOWN, 1, 5))
+    judged = {s.row: (own, [PDS] if s.method == "ldr" else list(report.SCORES.values())) for s, own in usual.items()}
     for name, (records, scores) in {**judged, "deep, energy": (family.one(), ["mean_energy"])}.items():
         values = [value for score in scores if (value := estimate(records, auroc("C-5", score))) is not None]
         if values:

@@ -278,9 +278,8 @@ def _strength_claims(family: Family) -> Iterator[Claim]:
 def _cost_claims(family: Family) -> Iterator[Claim]:
     """Judge table 10's seconds."""
     place = ("training", "epoch_seconds")
-    few, many = (family.guided(active=active) for active in (2, 5))
-    statement = "An epoch takes longer the more members a step draws (M = 5)."
-    yield above(statement, _pairs(many, few, {"five drawn, and two": place}))
+    pairs = _pairs(family.guided(active=5), family.guided(active=2), {"five drawn, and two": place})
+    yield above("An epoch takes longer the more members a step draws (M = 5).", pairs)
     small, large = (estimate(family.guided(num_members=size), place) for size in (5, 50))
     if small is not None and large is not None:
         yield Claim.checked(
@@ -292,46 +291,50 @@ def _cost_claims(family: Family) -> Iterator[Claim]:
 
 def family_tables(family: Family) -> list[Table]:
     """Return the document's tables, with all ensembles of a family as rows: what it varies one by one is beside each other."""
-    sets = dict.fromkeys(part for own in family.rows.values() for part in own[0]["unique"])
-    accuracies = {
-        f"{word} {part}": ("accuracy", part, way) for word, way in _ANSWERS.items() for part in ("test", "C-1", "C-5")
-    }
+    parts = dict.fromkeys(part for own in family.rows.values() for part in own[0]["unique"])
     shown = {s: own for s, own in family.usual(strength=(0, SHOWN), guard=FORMS).items() if s.method in ("deep", "ldr")}
     scores = {score: None for own in shown.values() for found in own[0]["auroc"].values() for score in found}
-    seconds = {"s an epoch": ("training", "epoch_seconds"), "epochs": ("training", "epochs")}
-    return [
-        _table(
+    differ = {
+        f"{word} {part}": (what, part) for word, what in (("#unique", "unique"), ("PDS", "pds")) for part in parts
+    }
+    detect = {f"{word} {part}": auroc(part, score) for part in family.parts for word, score in SCORES.items()}
+    every = {f"{score} {part}": auroc(part, score) for score in scores for part in family.pooled}
+    answers: dict[str, Place] = {
+        **{
+            f"{word} {part}": ("accuracy", part, way)
+            for word, way in _ANSWERS.items()
+            for part in ("test", "C-1", "C-5")
+        },
+        "worst member": WORST_MEMBER,
+        "NLL": ("test", "nll"),
+        "ECE": ("test", "ece"),
+        "s an epoch": ("training", "epoch_seconds"),
+        "epochs": ("training", "epochs"),
+    }
+    tables: tuple[tuple[str, Rows, Mapping[str, Place]], ...] = (
+        (
             "Table 1: mean number of different answers (#unique), and mean of PDS as a sum over classes.",
             family.rows,
-            {f"{word} {part}": (what, part) for word, what in (("#unique", "unique"), ("PDS", "pds")) for part in sets},
+            differ,
         ),
-        _table(
+        (
             "Tables 2, 4, 5, 7, 9 and 10: AUROC for corrupted and unknown images. C-1 and C-5 are means over corruptions.",
-            family.rows,
-            {f"{word} {part}": auroc(part, score) for part in family.parts for word, score in SCORES.items()},
+            *(family.rows, detect),
         ),
-        _table(
+        (
             "Tables 3, 4, 5, 7, 9 and 10: accuracy of averaged logits, of a vote, of averaged weights (soup) and of the best member by "
             "hindsight (oracle: never a result), calibration, and seconds an epoch.",
-            family.rows,
-            {**accuracies, "worst member": WORST_MEMBER, "NLL": ("test", "nll"), "ECE": ("test", "ece"), **seconds},
+            *(family.rows, answers),
         ),
-        _table(
-            "Table 6: AUROC of every score.",
-            shown,
-            {f"{score} {part}": auroc(part, score) for score in scores for part in family.pooled},
-        ),
-        guard_table(family),
-    ]
+        ("Table 6: AUROC of every score.", shown, every),
+    )
+    return [*(_table(*each) for each in tables), guard_table(family)]
 
 
 def spurious_table(rows: Rows) -> Table:
     """Table 8: worst-group accuracy."""
-    ways = ("oracle", "ensemble", "mean member")
-    caption = (
-        "Table 8: accuracy on the worst of four groups. Averages of logits; the best member by hindsight (oracle)."
-    )
-    return _table(caption, rows, {way: ("worst_group", way) for way in ways})
+    said = "Table 8: accuracy on the worst of four groups. Averages of logits; the best member by hindsight (oracle)."
+    return _table(said, rows, {way: ("worst_group", way) for way in ("oracle", "ensemble", "mean member")})
 
 
 def _table(caption: str, rows: Rows, columns: Mapping[str, Place]) -> Table:

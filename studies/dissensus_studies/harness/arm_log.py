@@ -87,18 +87,11 @@ def run_arms(
     only: Sequence[str] | None = None,
     say: Callable[[str], None] = print_now,
 ) -> Arms:
-    """Do arms in order, keeping each record in `arms.jsonl` of the folder as it comes, and checkpoints until then in `unfinished`.
+    """Do arms in order of importance, keeping records in `arms.jsonl` of the folder as they come, checkpoints until then in `unfinished`.
 
-    An arm that the file has, done with the same settings, is not done again. No arm is begun once the time is spent, or where
-    one like it took longer than what is left. One that fails (it diverged, memory ran out) is named, and the next is begun.
-
-    Args:
-        arms: In order of importance.
-        folder: Where `arms.jsonl` is.
-        settings: What records depend on besides the arm's name (epochs, data, ...).
-        minutes: Time to begin arms in; None for as long as it takes.
-        only: Do only arms that fit one of these patterns; see `chosen`.
-        say: Shows a line.
+    An arm that the file has, done with the same settings (what records depend on besides the arm's name), is not done again. No arm is
+    begun once the `minutes` are spent, or where one like it took longer than what is left. One that fails (it diverged, memory ran out)
+    is named, and the next is begun. `only` does arms that fit one of these patterns; see `chosen`.
     """
     wanted = set(chosen([arm.name for arm in arms], only))
     arms = [arm for arm in arms if arm.name in wanted]
