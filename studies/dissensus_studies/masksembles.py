@@ -64,12 +64,7 @@ class MaskSetting:
 
     @property
     def family(self) -> str:
-        """What it is but for the seed.
-
-        Example:
-            >>> MaskSetting("masks", 2.0).family, MaskSetting("masks", 2.0, grow=False, batches="whole").family
-            ('masks S=2', 'thin masks S=2, whole batches')
-        """
+        """What it is but for the seed, such as "thin masks S=2, whole batches"."""
         names = {"deep": "deep ensemble", "dropout": f"MC dropout p={DROPOUT:g}", "batch": "BatchEnsemble"}
         if self.kind != "masks":
             return names[self.kind]
@@ -99,14 +94,6 @@ def settings_of(quick: bool, seed: int) -> list[MaskSetting]:
         masks = [MaskSetting("masks", scale, batches="whole") for scale in SCALES]
         once = [MaskSetting("deep"), *masks, MaskSetting("dropout")]
     return [replace(each, seed=seed + repeat) for repeat in range(1 if quick else REPEATS) for each in once]
-
-
-def arms_of(work: Work) -> list[Arm]:
-    """Return an arm for every ensemble: it is trained, measured, and its outputs are kept in `outputs/`."""
-    return [
-        Arm(each.name, partial(train_and_measure, each, work), like=each.family)
-        for each in settings_of(work.quick, work.seed)
-    ]
 
 
 def train_and_measure(setting: MaskSetting, work: Work) -> Record:
@@ -197,8 +184,7 @@ def ensemble_numbers(logits: Tensor, labels: Tensor) -> Record:
 
 def _curve(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
     found = metrics.reliability_curve(probs, labels, bins=BINS)
-    parts = {"confidence": found.confidence, "accuracy": found.accuracy, "weight": found.weight}
-    return {name: [round(float(value), 6) for value in values] for name, values in parts.items()}
+    return {n: [round(float(each), 6) for each in getattr(found, n)] for n in ("confidence", "accuracy", "weight")}
 
 
 ONES = 32
@@ -368,6 +354,9 @@ run = ImageStudy(
     "From one network to an ensemble by a dial",
     f"One network with {NUM_MEMBERS} masks over its channels is an ensemble. The scale S says how little the masks overlap: at 1 "
     "all members are one network, at large S they share next to nothing.",
-    arms_of,
+    lambda work: [
+        Arm(each.name, partial(train_and_measure, each, work), each.family)
+        for each in settings_of(work.quick, work.seed)
+    ],
     page,
 ).run

@@ -61,12 +61,7 @@ class AnchorSetting:
 
     @property
     def row(self) -> str:
-        """What it is but for architecture and seed.
-
-        Example:
-            >>> AnchorSetting(anchored=False).row, AnchorSetting(alpha=0.25, tail_weight=0.1).row
-            ('plain', 'alpha=0.25 tail=0.1 diagonal')
-        """
+        """What it is but for architecture and seed, such as "plain" or "alpha=0.25 tail=0.1 diagonal"."""
         if not self.anchored:
             return "plain"
         parts = [f"alpha={self.alpha:g}" if self.alpha else "anchored", self.variant]

@@ -2,10 +2,6 @@
 
 ResNets, a VGG and a small network, five or ten members, probability and score averaging: test accuracy, errors and diversity for
 beta from 0 to 1; generalisation gaps over training; members left out at random.
-
-The released protocol (SGD at 0.1, decay of weights 5e-4) minimises an average over members; `fit` minimises their sum. The same
-steps are had with the learning rate divided by the number of members and the decay of weights multiplied by it. Adam's steps
-do not depend on the scale.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,12 +63,7 @@ class JointSetting:
 
     @property
     def family(self) -> str:
-        """What it is but for beta, dropped members and seed.
-
-        Example:
-            >>> JointSetting(experiment="gap").family, JointSetting(average="scores").family
-            ('gap resnet18 M=5', 'resnet18 M=5 scores')
-        """
+        """What it is but for beta, dropped members and seed, such as "gap resnet18 M=5" or "resnet18 M=5 scores"."""
         first = "gap " if self.experiment == "gap" else ""
         last = " scores" if self.average == "scores" else ""
         return f"{first}{self.architecture} M={self.num_members}{last}"
@@ -115,14 +106,6 @@ def settings_of(quick: bool, seed: int) -> list[JointSetting]:
         for repeats, changes, varied, values in (_QUICK if quick else _EXPERIMENTS)
         for value in values
         if repeat < repeats
-    ]
-
-
-def arms_of(work: Work) -> list[Arm]:
-    """Return an arm for every ensemble: it is trained, measured, and its outputs are kept in `outputs/`."""
-    return [
-        Arm(each.name, partial(train_and_measure, each, work), like=each.family)
-        for each in settings_of(work.quick, work.seed)
     ]
 
 
@@ -420,7 +403,10 @@ run = ImageStudy(
     "Learner collusion on images",
     "Members are trained between each for itself (beta = 0) and all as one model (beta = 1). What does that do to the ensemble, "
     "to its members, and to the difference between training and test error?",
-    arms_of,
+    lambda work: [
+        Arm(each.name, partial(train_and_measure, each, work), each.family)
+        for each in settings_of(work.quick, work.seed)
+    ],
     page,
 ).run
 

@@ -14,17 +14,7 @@ from dissensus.training import Run, fit
 
 
 def scaled_mlp(sizes: Sequence[int], scale: float, *key: int | str) -> nn.Sequential:
-    """Make a ReLU network whose weights *and* biases start as `scale` times standard normal draws.
-
-    Args:
-        sizes: Widths of all layers, inputs first, outputs last.
-        scale: Standard deviation of every parameter.
-        key: Numbers and words that decide the draws; torch's global generator is left as found.
-
-    Example:
-        >>> scaled_mlp((1, 10, 2), 0.1, 0, "member", 3)[0].weight.shape
-        torch.Size([10, 1])
-    """
+    """Make a ReLU network whose weights *and* biases start as `scale` times standard normal draws, which the key decides."""
     with seeded(derive(*key)), torch.no_grad():
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(sizes):

@@ -80,10 +80,6 @@ def practical_scales(num_members: int = 6) -> dict[int, float]:
 
     The stream goes on where `cubic` left it and gives the standard normal $z_1$. Each seed $s_j$ starts a new
     stream, which gives $u_j$ and then the next member's $z$.
-
-    Example:
-        >>> practical_scales(2)
-        {672: 0.05341477341995916, 7888: 0.12899350046504218}
     """
     stream = np.random.RandomState(toy.CUBIC_SEED)
     # The forty points of `cubic`.

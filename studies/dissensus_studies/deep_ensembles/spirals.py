@@ -47,10 +47,7 @@ AGREED = 1e-6
 
 @dataclass(frozen=True)
 class Arm:
-    """How the spirals are learnt: with or without attacked inputs, by the practical's own loss (`parity`) or by the usual one.
-
-    The first is cross-entropy divided by the number of classes plus the norm of all parameters, not squared; the other has weight decay.
-    """
+    """How the spirals are learnt: by the practical's own loss (`parity`) or the usual one, with or without attacked inputs."""
 
     parity: bool
     adversarial: bool
@@ -141,12 +138,7 @@ class Plane:
 
 
 def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
-    """Answer the practical's questions about a trained ensemble with numbers; `seed` decides the fresh test sample.
-
-    Returns:
-        Fit on the training data (`train_…`) and a fresh sample (`test_…`, `attacked_accuracy`); confidences, entropies and
-        knowledge uncertainty on the data, beyond them (radius > 1), at boundaries and in the corners.
-    """
+    """Answer the practical's questions about a trained ensemble with numbers; `seed` decides the fresh test sample."""
     ensemble, found = run.members.eval(), {}
     fresh = spirals(derive(seed, "spirals, test") & 0xFFFFFFFF)
     samples = {"train": spirals(), "test": fresh, "attacked": (_attacked(ensemble, *fresh), fresh[1])}

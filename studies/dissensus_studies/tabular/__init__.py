@@ -86,8 +86,8 @@ def _csv(folder: Path, name: str, target: str, drop: Sequence[str] = ()) -> Tabl
 
 
 def _good_wine(folder: Path) -> Table:
-    table = _uci(folder, "wine-quality-red")
-    return Table(table.x, (table.y >= 6).astype(np.int64))
+    x, points = _uci(folder, "wine-quality-red")
+    return Table(x, (points >= 6).astype(np.int64))
 
 
 def _loans(seed: int) -> Table:
@@ -202,7 +202,7 @@ class Encoded:
         self.centre, self.size = y[training].mean(), y[training].std()
         self.model.fit(rows[training], (y[training] - self.centre) / self.size)
         self.factor = 1.0
-        mean, sd = self.moments(x.iloc[held_out])
+        mean, sd = self.predict(x.iloc[held_out])
         self.factor = float(np.sqrt(np.mean(((y[held_out] - mean) / sd) ** 2)))
         self.held_out = (mean, sd * self.factor), y[held_out]
         return self
@@ -214,7 +214,7 @@ class Encoded:
         """Return probabilities of the classes."""
         return self.model.predict_proba(self._read(x))
 
-    def moments(self, x: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, x: pd.DataFrame, return_std: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and standard deviation: a Gaussian process's own, a forest's by its trees, otherwise one for all rows."""
         rows = self._read(x)
         if isinstance(self.model, GaussianProcessRegressor):
@@ -226,9 +226,9 @@ class Encoded:
             mean, sd = self.model.predict(rows), np.ones(len(rows))
         return mean * self.size + self.centre, sd * self.size * self.factor
 
-    def interval(self, x: pd.DataFrame) -> np.ndarray:
+    def predict_interval(self, x: pd.DataFrame, coverage: float) -> np.ndarray:
         """Return conformal intervals."""
-        return intervals(*self.held_out, self.moments(x), COVERAGE)
+        return intervals(*self.held_out, self.predict(x), coverage)
 
 
 _KERNEL = ConstantKernel(1.0) * RBF(3.0, (0.1, 100))
@@ -280,20 +280,15 @@ def _classified(model: Any, parts: Split) -> Record:
 
 
 def _predicted(model: Any, parts: Split) -> Record:
-    ours = isinstance(model, EnsembleRegressor)
-
-    def moments(x: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-        return model.predict(x, return_std=True) if ours else model.moments(x)
-
-    mean, sd = moments(parts.test.x)
-    low, high = (model.predict_interval(parts.test.x, COVERAGE) if ours else model.interval(parts.test.x)).T
+    mean, sd = model.predict(parts.test.x, return_std=True)
+    low, high = model.predict_interval(parts.test.x, COVERAGE).T
     spread, y = parts.train.y.std(), parts.test.y
     return {
         "error": np.sqrt(np.mean((mean - y) ** 2)) / spread,
         "nll": -norm.logpdf(y, mean, sd).mean() - np.log(spread),
         "covered": np.mean((low <= y) & (y <= high)),
         "width": np.mean(high - low) / spread,
-        **_detected(model, parts, lambda x: moments(x)[1]),
+        **_detected(model, parts, lambda x: model.predict(x, return_std=True)[1]),
     }
 
 
@@ -357,8 +352,7 @@ def run(
 ) -> Path:
     """Measure what `records.jsonl` in the folder has not yet, and write the page.
 
-    The quick form has two tables, once; without `data` there are only tables that come with scikit-learn or are generated; `arms` are
-    tables, by the beginnings of their names.
+    The quick form has two tables, once; without `data` there are only tables that come along; `arms` are tables, by their beginnings.
     """
     tables = [name for name in TABLES if data is not None or name in WITHOUT_DATA]
     if quick:
@@ -367,8 +361,7 @@ def run(
         tables = [name for name in tables if name.startswith(tuple(arms))]
     output.mkdir(parents=True, exist_ok=True)
     made = {name: partial(TABLES[name], data or Path()) for name in tables}
-    seeds = range(seed, seed + (1 if quick else REPEATS))
-    records = measure_all(output / "records.jsonl", made, methods_of, seeds)
+    records = measure_all(output / "records.jsonl", made, methods_of, range(seed, seed + (1 if quick else REPEATS)))
     page = output / "tabular.md"
     page.write_text(write_report(records), encoding="utf-8")
     return page
