@@ -332,19 +332,18 @@ def test_shifting_members_apart_leaves_the_ensembles_error_and_adds_to_diversity
     [("bioconcentration", 779, 45), ("weather", 7588, 45), ("facebook", 495, 21), ("abalone", 4177, 9)],
 )
 def test_real_sets_have_all_their_rows_and_the_known_columns(name, rows, features):
-    path = uci.find_sources(SHARED)[name]
-    whole = uci.load_problem(name, path)
+    whole = uci.find_problems(SHARED)[name]
     assert whole.x.shape == (rows, features)
     assert torch.isfinite(whole.x).all()
     assert torch.isfinite(whole.y).all()
-    shortened = uci.load_problem(name, path, "tangos")
+    shortened = uci.find_problems(SHARED, preparation="tangos")[name]
     assert shortened.x.shape == (min(rows, 1000 if name in ("weather", "abalone") else rows), features)
 
 
 @pytest.mark.shared
 @shared
 def test_on_a_real_set_members_collude_at_one_and_not_before():
-    problem = uci.load_problem("bioconcentration", uci.find_sources(SHARED)["bioconcentration"])
+    problem = uci.find_problems(SHARED)["bioconcentration"]
     split = uci.split_problem(problem, "document", 0)
     configuration = SMALL | {"lr": 0.005, "weight_decay": 0.0, "num_members": 10, "hidden": 20, "layers": 2}
     rows = uci.measure_betas(split, configuration, Settings(betas=(0.0, 0.8, 1.0)), seed=0)

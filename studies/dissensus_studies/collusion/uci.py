@@ -96,12 +96,7 @@ class Split(NamedTuple):
     test: Rows
 
 
-def find_sources(data: Path | None) -> dict[str, Path]:
-    """Return the files of the sets that a folder, `../shared/data` by default, holds by itself or in `uci`, by name."""
-    return find_sets(data, {name: source.file for name, source in SOURCES.items()}, ("uci", ""))
-
-
-def load_problem(name: str, path: Path, preparation: Preparation = "document") -> Rows:
+def load_problem(name: str, path: Path, preparation: Preparation) -> Rows:
     """Read one of the four sets; rows with missing values are left out."""
     source = SOURCES[name]
     frame = read_table(path)[0].dropna()
@@ -411,7 +406,7 @@ def run(
     shorter = (QUICK if quick else {}) | ({} if epochs is None else {"most_epochs": epochs})
     again = setting == "train+validation"
     settings = Settings(preparation, search_beta=search_beta, seed=seed, on_validation_too=again, **shorter)
-    problems = _problems(data, quick, preparation)
+    problems = find_problems(data, quick, preparation)
     outputs = Outputs(output)
     num_runs = runs or (QUICK_RUNS if quick else NUM_RUNS)
     found = measure_all(problems, num_runs, settings, outputs.folder, minutes=minutes, only=arms)
@@ -442,15 +437,15 @@ def run(
     )
 
 
-def _problems(data: Path | None, quick: bool, preparation: Preparation) -> dict[str, Rows]:
+def find_problems(data: Path | None, quick: bool = False, preparation: Preparation = "document") -> dict[str, Rows]:
+    """Return the sets that a folder, `../shared/data` by default, holds by itself or in `uci`; patients for the quick form without one."""
     if quick and data is None:
         loaded = diabetes()
         assert loaded.y is not None
         return {"diabetes": Rows(loaded.x.double(), loaded.y.double())}
-    files = find_sources(data)
-    if quick:
-        files = {name: path for name, path in files.items() if not SOURCES[name].large} or files
-    return {name: load_problem(name, path, preparation) for name, path in files.items()}
+    files = find_sets(data, {name: source.file for name, source in SOURCES.items()}, ("uci", ""))
+    small = {name: path for name, path in files.items() if quick and not SOURCES[name].large}
+    return {name: load_problem(name, path, preparation) for name, path in (small or files).items()}
 
 
 # All runs of one set by run and beta, a column for each quantity.
@@ -465,24 +460,23 @@ def by_set(found: Sequence[Mapping[str, Any]]) -> dict[str, Runs]:
     return dict(list(pd.DataFrame(rows).set_index(["run", "beta"]).groupby("set", sort=False)))
 
 
+STATEMENTS = (
+    "Joint training (β = 1) has a larger test error than independent training",
+    "Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)",
+    f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})",
+    "Debiasing removes around half of the diversity at β = 1 (a third to two thirds)",
+    "Debiasing removes more at β = 1 than at β = 0",
+    f"Dropping members harms only near β = 1 ({100 * DROP_SHARES[-1]:.0f} % dropped raise the MSE by over {100 * HARM:.0f} % there, by "
+    f"less up to {ELSEWHERE:g})",
+    "Joint training has the larger generalisation gap (test minus training error)",
+)
+
+
 def uci_claims(sets: Mapping[str, Runs]) -> list[Claim]:
     """Judge the document's statements on figures 2 to 4."""
-    dropped = f"{100 * DROP_SHARES[-1]:.0f} % dropped raise the MSE by over {100 * HARM:.0f} % there"
-    joint = "Joint training"
-    judged: Mapping[str, Callable[[Runs], Case]] = {
-        f"{joint} (β = 1) has a larger test error than independent training": lambda runs: _higher(runs["mse"]),
-        "Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)": _above,
-        f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})": _low_elsewhere,
-        "Debiasing removes around half of the diversity at β = 1 (a third to two thirds)": _half_is_bias,
-        "Debiasing removes more at β = 1 than at β = 0": lambda runs: _higher(runs["bias_share"]),
-        f"Dropping members harms only near β = 1 ({dropped}, by less up to {ELSEWHERE:g})": _drop,
-        f"{joint} has the larger generalisation gap (test minus training error)": lambda runs: _higher(
-            runs["mse"] - runs["train_mse"]
-        ),
-    }
-    claims = []
-    for statement, judge in judged.items():
-        cases = {name: judge(runs) for name, runs in sets.items()}
+    claims, found = [], {name: _cases(runs) for name, runs in sets.items()}
+    for place, statement in enumerate(STATEMENTS):
+        cases = {name: own[place] for name, own in found.items()}
         measured = "; ".join(f"{name} {text}" for name, (text, _) in cases.items())
         claims.append(Claim(statement, measured, over_cases({name: holds for name, (_, holds) in cases.items()})))
     worst = {name: runs["mse"].groupby("beta").mean().idxmax() for name, runs in sets.items()}
@@ -492,43 +486,34 @@ def uci_claims(sets: Mapping[str, Runs]) -> list[Claim]:
     return [claims[0], of_all, *claims[1:]]
 
 
+def _cases(runs: Runs) -> list[Case]:
+    """Return what each statement finds on one set."""
+    # Medians over runs, by beta, in shares of the MSE.
+    diversity, harm = ((runs[name] / runs["mse"]).groupby("beta").median() for name in ("diversity", MOST_DROPPED))
+    low, far = diversity.loc[:ELSEWHERE].max(), harm.loc[:ELSEWHERE].max()
+    growth = (_at(runs["diversity"], 1.0) / _at(runs["diversity"], 0.0)).median()
+    removed, spread = _at(runs["bias_share"], 1.0).mean(), _at(runs["bias_share"], 1.0).std(ddof=0)
+    dropped = f"+{100 * harm[1.0]:.0f} % at β = 1, at most +{100 * far:.1f} % up to {ELSEWHERE:g}"
+    return [
+        _higher(runs["mse"]),
+        (f"{diversity[1.0]:.1f} × the MSE, {growth:.0f} × that of β = 0", diversity[1.0] > 1),
+        (f"{low:.2f} × the MSE", low < 1),
+        (f"{100 * removed:.0f} ± {100 * spread:.0f} %", HALF[0] <= removed <= HALF[1]),
+        _higher(runs["bias_share"]),
+        (dropped, harm[1.0] > HARM > far),
+        _higher(runs["mse"] - runs["train_mse"]),
+    ]
+
+
 def _at(values: "pd.Series[float]", beta: float) -> "pd.Series[float]":
     """Return a quantity at one beta, run by run."""
     return values.xs(beta, level="beta")
-
-
-def _share(runs: Runs, name: str, most: float | None = None) -> float:
-    """Return a quantity over the MSE, the median over runs, at beta 1, or the largest of all betas up to one."""
-    medians = (runs[name] / runs["mse"]).groupby("beta").median()
-    return float(medians[1.0] if most is None else medians.loc[:most].max())
 
 
 def _higher(values: "pd.Series[float]") -> Case:
     """Judge that a quantity is higher at beta 1 than at 0."""
     compared = Comparison.of(_at(values, 0.0), _at(values, 1.0))
     return str(compared), None if compared.verdict == "unresolved" else compared.verdict == "higher"
-
-
-def _above(runs: Runs) -> Case:
-    ratio, diversity = _share(runs, "diversity"), runs["diversity"]
-    growth = (_at(diversity, 1.0) / _at(diversity, 0.0)).median()
-    return f"{ratio:.1f} × the MSE, {growth:.0f} × that of β = 0", ratio > 1
-
-
-def _low_elsewhere(runs: Runs) -> Case:
-    most = _share(runs, "diversity", ELSEWHERE)
-    return f"{most:.2f} × the MSE", most < 1
-
-
-def _half_is_bias(runs: Runs) -> Case:
-    shares = _at(runs["bias_share"], 1.0)
-    return f"{100 * shares.mean():.0f} ± {100 * shares.std(ddof=0):.0f} %", HALF[0] <= shares.mean() <= HALF[1]
-
-
-def _drop(runs: Runs) -> Case:
-    near, far = _share(runs, MOST_DROPPED), _share(runs, MOST_DROPPED, ELSEWHERE)
-    text = f"+{100 * near:.0f} % at β = 1, at most +{100 * far:.1f} % up to {ELSEWHERE:g}"
-    return text, near > HARM > far
 
 
 def _with_sd(values: "pd.Series[float]") -> str:

@@ -73,7 +73,7 @@ class Arm:
 ARMS = tuple(Arm(family, adversarial) for family in ("gaussian", "laplace") for adversarial in (False, True))
 
 
-def practical_scales(num_members: int = 6) -> dict[int, float]:
+def practical_scales(num_members: int = PRACTICAL_MEMBERS) -> dict[int, float]:
     r"""Return the seeds of the practical's regression members, and the scale of the initial parameters that each seed gives.
 
     $$s_j = 100 + \lfloor 10^4\,|z_j|\rfloor,\qquad \text{scale}_j = |u_j|,\ u_j \sim \mathcal N(0, 0.1^2)$$
@@ -93,20 +93,12 @@ def practical_scales(num_members: int = 6) -> dict[int, float]:
     return scales
 
 
-def train_practical(
-    arm: Arm,
-    num_members: int = PRACTICAL_MEMBERS,
-    seed: int = 0,
-    steps: int = STEPS,
-    *,
-    num_seeds: int = 1,
-    **rest: Any,
-) -> Run:
+def train_practical(arm: Arm, seed: int = 0, steps: int = STEPS, num_seeds: int = 1, **rest: Any) -> Run:
     """Train the practical's ensemble on its data, with its scales; those of several seeds as one ensemble."""
     nets = [
         scaled_mlp(SIZES, scale, each, "practical", member)
         for each in range(seed, seed + num_seeds)
-        for member, scale in enumerate(practical_scales(num_members).values())
+        for member, scale in enumerate(practical_scales().values())
     ]
     settings = RECIPE | {"objective": arm.objective, "epochs": steps, "seed": seed, "device": "cpu", **rest}
     return fit(DeepEnsemble.from_members(nets, seed), toy.cubic(NUM_POINTS), **settings)
@@ -123,19 +115,12 @@ def headline(num_seeds: int) -> list[dict[str, float]]:
     """
     run = train_practical(ARMS[0], num_seeds=num_seeds, engine=HEADLINE_ENGINE)
     losses = torch.tensor(final_losses(run, ARMS[0])).reshape(num_seeds, -1)
-    sds = {}
+    columns = {"best_net": losses.amin(1), "worst_net": losses.amax(1)}
     for place in ("inside", "outside"):
         every = predict(run.members, region(place)[0]).unflatten(0, (num_seeds, -1))
-        sds[f"sd_{place}"] = [float(moments(own, ARMS[0].family)[3].mean()) for own in every]
-    return [
-        {
-            "seed": seed,
-            "best_net": float(own.min()),
-            "worst_net": float(own.max()),
-            **{k: sd[seed] for k, sd in sds.items()},
-        }
-        for seed, own in enumerate(losses)
-    ]
+        columns[f"sd_{place}"] = torch.stack([moments(own, ARMS[0].family)[3].mean() for own in every])
+    values = {name: column.tolist() for name, column in columns.items()}
+    return [{"seed": seed, **{name: own[seed] for name, own in values.items()}} for seed in range(num_seeds)]
 
 
 @dataclass(frozen=True)
@@ -277,10 +262,8 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     claims = regression_claims(results)
     medians = _arms_table(results, "Medians over repeats", lambda found: found.median)
     quantiles = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
-    of_seeds = [
-        (name.replace("_", " "), *torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist())
-        for name in SEEDS
-    ]
+    quartiles = {name: torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist() for name in SEEDS}
+    of_seeds = [(name.replace("_", " "), *own) for name, own in quartiles.items()]
     chaotic = (
         "A run of this recipe is chaotic; what can be compared is the distribution over seeds (here: "
         f"{platform.machine()}, torch {torch.__version__}, engine {HEADLINE_ENGINE!r})."

@@ -74,10 +74,10 @@ def spirals(seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x).float(), torch.from_numpy(y)
 
 
-def train_spirals(arm: Arm, seed: int = 0, steps: int = STEPS, num_members: int = NUM_MEMBERS, **settings: Any) -> Run:
+def train_spirals(arm: Arm, seed: int = 0, steps: int = STEPS, **settings: Any) -> Run:
     """Train the practical's ensemble on its data, one full batch a step; settings are passed on to `fit`."""
     x, y = spirals()
-    nets = [scaled_mlp(SIZES, SCALE, seed, "spirals", member) for member in range(num_members)]
+    nets = [scaled_mlp(SIZES, SCALE, seed, "spirals", member) for member in range(NUM_MEMBERS)]
     return fit(
         DeepEnsemble.from_members(nets, seed),
         (x, y),
@@ -95,37 +95,27 @@ def train_spirals(arm: Arm, seed: int = 0, steps: int = STEPS, num_members: int 
     )
 
 
-@dataclass(frozen=True)
 class Plane:
-    """What an ensemble says on a square grid: points are `(side * side, 2)`, row by row from below; logits are of all members."""
+    """What an ensemble says on a square grid: points, `(side * side, 2)` and row by row from below, and scores on them.
 
-    axis: Tensor
-    points: Tensor
-    logits: Tensor
+    Data end at `radius` 1.
+    """
 
-    @classmethod
-    def of(cls, ensemble: Members, low: float = -2.0, high: float = 2.0, side: int = 201) -> "Plane":
-        """Ask an ensemble everywhere on a square."""
-        axis = torch.linspace(low, high, side)
-        rows, columns = torch.meshgrid(axis, axis, indexing="ij")
-        points = torch.stack([columns, rows], -1).reshape(-1, 2)
-        return cls(axis, points, predict(ensemble, points, batch_size=8192))
-
-    @property
-    def radius(self) -> Tensor:
-        """Distance of the grid points from the centre; the data end at 1."""
-        return self.points.norm(dim=-1)
-
-    @property
-    def mean_probs(self) -> Tensor:
-        """The ensemble's probabilities, `(points, classes)`."""
-        return self.logits.softmax(-1).mean(0)
+    def __init__(self, ensemble: Members, low: float = -2.0, high: float = 2.0, side: int = 201) -> None:
+        self.axis = torch.linspace(low, high, side)
+        rows, columns = torch.meshgrid(self.axis, self.axis, indexing="ij")
+        self.points = torch.stack([columns, rows], -1).reshape(-1, 2)
+        self.radius = self.points.norm(dim=-1)
+        self.logits = predict(ensemble, self.points, batch_size=8192)
+        self.mean_probs = self.logits.softmax(-1).mean(0)
+        self.confidence = self.mean_probs.amax(-1)
+        self.data = scores.expected_entropy(self.logits)
+        self.knowledge = scores.mutual_information(self.logits)
 
     def boundary(self) -> Tensor:
         """Whether the ensemble's class differs from that of a neighbour on the grid, `(points,)`."""
-        side = len(self.axis)
-        kind = self.mean_probs.argmax(-1).reshape(side, side)
-        edge = torch.zeros(side, side, dtype=torch.bool)
+        kind = self.grid(self.mean_probs.argmax(-1))
+        edge = torch.zeros_like(kind, dtype=torch.bool)
         for grid, found in ((kind, edge), (kind.T, edge.T)):
             changes = grid[1:] != grid[:-1]
             found[1:] |= changes
@@ -152,9 +142,8 @@ def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
 
     angle = torch.linspace(0, 2 * pi, 721)[:-1]
     ring = predict(ensemble, 10 * torch.stack([angle.sin(), angle.cos()], -1)).softmax(-1)
-    confidence, members = plane.mean_probs.amax(-1), plane.logits.softmax(-1).amax(-1)
-    total, data = scores.total_entropy(plane.logits), scores.expected_entropy(plane.logits)
-    knowledge = scores.mutual_information(plane.logits)
+    members, total = plane.logits.softmax(-1).amax(-1), scores.total_entropy(plane.logits)
+    confidence, data, knowledge = plane.confidence, plane.data, plane.knowledge
     edge, inside, far = plane.boundary(), plane.radius <= 1, plane.radius > 1.5
     side = len(plane.axis)
     corners = torch.tensor([0, side - 1, side * (side - 1), side * side - 1])
@@ -225,9 +214,9 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
         "number of classes and adds 0.001 times the norm of the parameters; the usual loss has weight decay of 0.0001 instead, "
         f"which is what that norm amounts to here. Adversarial training moves inputs by {EPSILON}."
     )
-    wide = Plane.of(runs[PRACTICAL].members, -4.0, 4.0)
+    wide = Plane(runs[PRACTICAL].members, -4.0, 4.0)
     maps = torch.stack([wide.grid(member) for member in wide.logits.softmax(-1)])
-    planes = {arm: Plane.of(own.members) for arm, own in runs.items() if arm.parity}
+    planes = {arm: Plane(own.members) for arm, own in runs.items() if arm.parity}
     pictures = {
         "practical_training": (_training_figure(runs), "accuracy and NLL on the training data by step"),
         "practical_profile": (
@@ -329,15 +318,14 @@ def _train(num_repeats: int, steps: int, seed: int) -> tuple[Results, Mapping[Ar
             watched = {"validation": spirals(), "check_every": 10} if repeat == 0 else {"check_every": steps}
             trained = train_spirals(arm, seed + repeat, steps, **watched)
             first.setdefault(arm, trained)
-            found.append(measure(trained, Plane.of(trained.members), seed + repeat))
+            found.append(measure(trained, Plane(trained.members), seed + repeat))
         results[arm] = {name: Summary(tuple(values[name] for values in found)) for name in found[0]}
     return results, first
 
 
 def _panels(outputs: Outputs, arm: Arm, plane: Plane) -> Picture:
-    knowledge = scores.mutual_information(plane.logits)
-    values = (plane.mean_probs, scores.expected_entropy(plane.logits), knowledge)
-    share = float((knowledge[plane.radius > 1] < AGREED).float().mean())
+    values = (plane.mean_probs, plane.data, plane.knowledge)
+    share = float((plane.knowledge[plane.radius > 1] < AGREED).float().mean())
     return outputs.picture(
         "practical_panels_adversarial" if arm.adversarial else "practical_panels",
         plots.four_panels(*spirals(), plane.axis, *map(plane.grid, values)),
@@ -365,12 +353,8 @@ def _profile_figure(planes: Mapping[Arm, Plane]) -> "matplotlib.figure.Figure":
     lines: dict[str, list[Line]] = {}
     for index, (arm, plane) in enumerate(planes.items()):
         ring = torch.bucketize(plane.radius, edges[1:-1])
-        quantities = {
-            "confidence": plane.mean_probs.amax(-1),
-            "data uncertainty, nats": scores.expected_entropy(plane.logits),
-            "knowledge uncertainty, nats": scores.mutual_information(plane.logits),
-        }
-        for name, values in quantities.items():
+        quantities = {"data uncertainty, nats": plane.data, "knowledge uncertainty, nats": plane.knowledge}
+        for name, values in ({"confidence": plane.confidence} | quantities).items():
             means = torch.bincount(ring, values.double()) / torch.bincount(ring)
             lines.setdefault(name, []).append(Line(arm.name, middles, means.tolist(), colour=index, style="-"))
     return draw([Panel(name, "distance from the centre", own) for name, own in lines.items()])

@@ -75,9 +75,10 @@ def _bundled(load: Callable[..., Any]) -> Table:
     return Table(x, y.to_numpy())
 
 
-def _uci(folder: Path, name: str) -> Table:
+def _uci(folder: Path, name: str, least: float | None = None) -> Table:
     stored = np.load(folder / "dropout_splits" / f"{name}.npz")
-    return named((stored["X"], stored["y"].ravel().astype(np.float64)))
+    y = stored["y"].ravel().astype(np.float64)
+    return named((stored["X"], y if least is None else (y >= least).astype(np.int64)))
 
 
 def _csv(folder: Path, name: str, target: str, drop: Sequence[str] = ()) -> Table:
@@ -85,23 +86,8 @@ def _csv(folder: Path, name: str, target: str, drop: Sequence[str] = ()) -> Tabl
     return Table(frame, pd.factorize(frame.pop(target), sort=True)[0])
 
 
-def _good_wine(folder: Path) -> Table:
-    x, points = _uci(folder, "wine-quality-red")
-    return Table(x, (points >= 6).astype(np.int64))
-
-
-def _loans(seed: int) -> Table:
-    """Numbers with missing values, categories, a boolean and a date decide, with noise, whether a loan is paid back."""
-    frame, risk, chance = _applicants(seed)
-    return Table(frame, (risk + chance.logistic(size=len(frame)) > 0).astype(np.int64))
-
-
-def _amounts(seed: int) -> Table:
-    frame, risk, chance = _applicants(seed)
-    return Table(frame, np.exp(0.5 * risk) + 0.3 * chance.standard_t(5, size=len(frame)))
-
-
-def _applicants(seed: int) -> tuple[pd.DataFrame, np.ndarray, np.random.Generator]:
+def _loans(seed: int, classes: bool) -> Table:
+    """Numbers with missing values, categories, a boolean and a date decide, with noise, how much is lent, or whether it is paid back."""
     chance = np.random.default_rng(seed)
     rows = 1500
     income = chance.lognormal(10, 0.6, rows)
@@ -126,7 +112,9 @@ def _applicants(seed: int) -> tuple[pd.DataFrame, np.ndarray, np.random.Generato
             "noise": chance.normal(size=rows),
         }
     )
-    return frame, risk, chance
+    if classes:
+        return Table(frame, (risk + chance.logistic(size=rows) > 0).astype(np.int64))
+    return Table(frame, np.exp(0.5 * risk) + 0.3 * chance.standard_t(5, size=rows))
 
 
 _CLUSTERS = {"n_informative": 6, "n_redundant": 4, "n_classes": 3, "flip_y": 0.05}
@@ -138,18 +126,18 @@ TABLES: Mapping[str, Callable[[Path, int], Table]] = {
     "digits": lambda folder, seed: _bundled(datasets.load_digits),
     "bioconcentration": lambda folder, seed: _csv(folder, "Grisoni_et_al_2016_EnvInt88.csv", "Class", _NO_FEATURES),
     "abalone sex": lambda folder, seed: _csv(folder, "abalone.csv", "Sex"),
-    "good wine": lambda folder, seed: _good_wine(folder),
+    "good wine": lambda folder, seed: _uci(folder, "wine-quality-red", least=6),
     "clusters (generated)": lambda folder, seed: named(
         datasets.make_classification(1500, 20, **_CLUSTERS, random_state=seed)
     ),
-    "loans (generated)": lambda folder, seed: _loans(seed),
+    "loans (generated)": lambda folder, seed: _loans(seed, classes=True),
     "diabetes": lambda folder, seed: _bundled(datasets.load_diabetes),
     "boston": lambda folder, seed: _uci(folder, "bostonHousing"),
     "concrete": lambda folder, seed: _uci(folder, "concrete"),
     "kin8nm": lambda folder, seed: _uci(folder, "kin8nm"),
     "power plant": lambda folder, seed: _uci(folder, "power-plant"),
     "friedman (generated)": lambda folder, seed: named(datasets.make_friedman1(1500, 10, noise=1.0, random_state=seed)),
-    "amounts (generated)": lambda folder, seed: _amounts(seed),
+    "amounts (generated)": lambda folder, seed: _loans(seed, classes=False),
 }
 _BUNDLED = ("breast cancer", "wine cultivars", "digits", "diabetes")
 WITHOUT_DATA = tuple(name for name in TABLES if "generated" in name or name in _BUNDLED)
