@@ -75,7 +75,7 @@ def test_a_category_that_no_training_row_has_is_no_nan():
 
 @pytest.mark.parametrize("beta", [0.0, 0.7, 1.0])
 def test_every_beta_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(split, beta):
-    found = train(split, SMALL, beta, seed=3, most_epochs=40)
+    found = train(split, SMALL, beta, Settings(most_epochs=40), 3)
     ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
     run = ds.fit(
         ensemble,
@@ -98,8 +98,8 @@ def test_every_beta_is_trained_and_stopped_as_fit_does_it_with_the_joint_objecti
 
 def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_them(split):
     for beta in (0.0, 1.0):
-        found = train(split, SMALL, beta, seed=3, most_epochs=8, on_validation_too=True)
-        once = train(split, SMALL, beta, seed=3, most_epochs=8)
+        found = train(split, SMALL, beta, Settings(most_epochs=8, on_validation_too=True), 3)
+        once = train(split, SMALL, beta, Settings(most_epochs=8), 3)
         assert found.epochs == once.epochs
         ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
         ds.fit(
@@ -120,7 +120,7 @@ def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_
 
 
 def test_ensembles_with_the_same_beta_end_the_same_and_members_differ(split):
-    first, again = (train(split, SMALL, 0.5, seed=0, most_epochs=3).test_outputs for _ in range(2))
+    first, again = (train(split, SMALL, 0.5, Settings(most_epochs=3), 0).test_outputs for _ in range(2))
     torch.testing.assert_close(first, again)
     assert (first[0] - first[1]).abs().max() > 0.01
 

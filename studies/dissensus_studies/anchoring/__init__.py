@@ -358,8 +358,10 @@ def tasks_of(work: Work) -> Tasks:
         loaded = digits()
         assert loaded.y is not None
         x, _ = match_images(loaded.x, *SHAPE)
-        halves = (Images(x[start::2][:few], loaded.y[start::2][:few]) for start in (0, 1))
-        tasks = Tasks({"digits": Task(*halves, ("all ten digits",))}, dict.fromkeys(ADAPTATION, "no folder was given"))
+        train, test = (Images(x[start::2][:few], loaded.y[start::2][:few]) for start in (0, 1))
+        tasks = Tasks(
+            {"digits": Task(train, test, ("all ten digits",))}, dict.fromkeys(ADAPTATION, "no folder was given")
+        )
     print_now(f"sets to adapt to: {', '.join(tasks.found) or 'none'}")
     for name, reason in tasks.missing.items():
         if reason.startswith(UNUSABLE):

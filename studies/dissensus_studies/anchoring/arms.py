@@ -135,12 +135,9 @@ def train_and_measure(setting: AnchorSetting, work: Work) -> Record:
 
 def build(setting: AnchorSetting, sets: ImageSets, quick: bool = False) -> Members:
     """Make the untrained network, as an ensemble of one or with `ANCHORS` references."""
-
-    def network() -> nn.Module:
-        if setting.architecture == "wrn-40-2":
-            return wide_resnet(40, 2, classes=sets.num_classes)
-        return resnet18(sets.num_classes, width=8 if quick else 64)
-
+    wide = partial(wide_resnet, 40, 2, classes=sets.num_classes)
+    small = partial(resnet18, sets.num_classes, width=8 if quick else 64)
+    network = wide if setting.architecture == "wrn-40-2" else small
     if not setting.anchored:
         return DeepEnsemble(network, 1, setting.seed)
     return Anchored(

@@ -326,25 +326,20 @@ def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
     sweeps, gaps, dropped = _sorted_out(found)
     drawings = []
-    for name, family in (*sweeps.items(), *gaps.items()):
-        title, axes, columns = name, {"xticks": sorted(family)}, dict(_NUMBERS)
-        caption = f"As the document's figure {_FIGURES.get(name, '15')}."
-        points = [("", beta, record) for beta, runs in family.items() for record in runs]
-        if name in gaps:
-            title, axes = name.replace("gap", "Generalisation gap,", 1), {}
-            caption = "As the document's figures 5 and 10 to 12: in nats, training images looked at as test images after every epoch."
-            points = [(f"β = {beta:g}", *point) for _, beta, record in points for point in _by_epoch(record)]
-            columns = {key: itemgetter(key) for key in points[0][2]}
-        elif len(family) == 1:
-            continue
-        along = "epoch" if name in gaps else "β"
-        drawing = f"collusion_{file_name(name).lower()}"
-        drawings.append(sweep(drawing, title, points, columns, along, caption=caption, **axes))
+    for name, family in sweeps.items():
+        caption, points = f"As the document's figure {_FIGURES.get(name, '15')}.", _points(family)
+        if len(family) > 1:
+            drawn = sweep(_file(name), name, points, _NUMBERS, "β", caption=caption, xticks=sorted(family))
+            drawings.append(drawn)
+    for name, family in gaps.items():
+        points = [(f"β = {beta:g}", *point) for _, beta, record in _points(family) for point in _by_epoch(record)]
+        title, columns = name.replace("gap", "Generalisation gap,", 1), {key: itemgetter(key) for key in points[0][2]}
+        caption = "As the document's figures 5 and 10 to 12: in nats, training images looked at as test images after every epoch."
+        drawings.append(sweep(_file(name), title, points, columns, "epoch", caption=caption))
     if len(dropped) > 1:
-        points = [("", share, record) for share, runs in dropped.items() for record in runs]
-        title = "Leaving members out of training batches"
+        title, along = "Leaving members out of training batches", "share left out"
         caption = "As the document's figure 18: β = 1; int(p M) members, drawn anew, are left out of every batch."
-        drawings.append(sweep("collusion_dropout", title, points, _NUMBERS, "share left out", caption=caption))
+        drawings.append(sweep("collusion_dropout", title, _points(dropped), _NUMBERS, along, caption=caption))
     rows = [[name, *(read(record) for read in _NUMBERS.values())] for name, record in found.done.items()]
     return Page(
         image_claims(sweeps, gaps, dropped),
@@ -355,9 +350,19 @@ def page(work: Work, found: Arms) -> Page:
     )
 
 
+def _file(name: str) -> str:
+    return f"collusion_{file_name(name).lower()}"
+
+
+def _points(family: Family) -> list[tuple[str, float, Record]]:
+    return [("", varied, record) for varied, runs in family.items() for record in runs]
+
+
 def _by_epoch(record: Record) -> list[tuple[float, Record]]:
+    """Return epochs, from 1, and the errors of a gap arm after each."""
     curves = gap_curves(record)
-    return [(float(i + 1), {key: values[i] for key, values in curves.items()}) for i in range(len(curves["gap"]))]
+    rows = zip(*curves.values(), strict=True)
+    return [(float(epoch), dict(zip(curves, values, strict=True))) for epoch, values in enumerate(rows, start=1)]
 
 
 def _sorted_out(found: Arms) -> tuple[dict[str, Family], dict[str, Family], Family]:

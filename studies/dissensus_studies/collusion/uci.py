@@ -8,14 +8,14 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -175,15 +175,7 @@ class Trained(NamedTuple):
     epochs: int
 
 
-def train(
-    split: Split,
-    configuration: Configuration,
-    beta: float,
-    *,
-    seed: int,
-    most_epochs: int = MOST_EPOCHS,
-    on_validation_too: bool = False,
-) -> Trained:
+def train(split: Split, configuration: Configuration, beta: float, settings: Settings, seed: int) -> Trained:
     """Train an ensemble; its best epoch on the validation rows is kept, or found and then trained again `on_validation_too`.
 
     Those of other betas differ in nothing else: member j of each starts with the same weights and all see the same batches.
@@ -209,11 +201,11 @@ def train(
             **stopping,
         )
 
-    run = fit_joint(split.train, most_epochs, validation=split.validation, patience=PATIENCE)
+    run = fit_joint(split.train, settings.most_epochs, validation=split.validation, patience=PATIENCE)
     assert run.best is not None
     assert run.best_step is not None
     epochs, members = run.best_step // -(-len(split.train.x) // configuration["batch_size"]), run.members
-    if on_validation_too:
+    if settings.on_validation_too:
         members = fit_joint(Rows(*map(torch.cat, zip(split.train, split.validation, strict=True))), epochs).members
     on_train, on_test = (predict(members, part.x, batch_size=4096)[..., 0] for part in (split.train, split.test))
     return Trained(on_train, on_test, run.best, epochs)
@@ -307,8 +299,8 @@ def measure_run(name: str, run: int, problem: Rows, settings: Settings) -> Recor
     start = time.process_time()
 
     def evaluate(configuration: Configuration) -> float:
-        found = train(split, configuration, settings.search_beta, seed=key, most_epochs=settings.most_epochs)
-        return found.validation_error
+        once = replace(settings, on_validation_too=False)
+        return train(split, configuration, settings.search_beta, once, key).validation_error
 
     configuration, tried = search(evaluate, settings.trials, derive(key, "search"))
     middle = time.process_time()
@@ -326,10 +318,9 @@ def measure_run(name: str, run: int, problem: Rows, settings: Settings) -> Recor
 
 def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Record]:
     """Train one configuration for every beta and measure each ensemble on the test rows."""
-    options: dict[str, Any] = {"most_epochs": settings.most_epochs, "on_validation_too": settings.on_validation_too}
     rows = []
     for beta in settings.betas:
-        trained = train(split, configuration, beta, seed=seed, **options)
+        trained = train(split, configuration, beta, settings, seed)
         rows.append(
             {
                 "beta": beta,
@@ -449,7 +440,7 @@ def find_problems(data: Path | None, quick: bool = False, preparation: Preparati
 
 
 # All runs of one set by run and beta, a column for each quantity.
-Runs = pd.DataFrame
+Runs: TypeAlias = pd.DataFrame
 # What a condition finds on one set: in numbers, and whether the claim holds (None where runs cannot tell).
 Case = tuple[str, bool | None]
 

@@ -24,7 +24,7 @@ from dissensus.objectives import Adversarial, Independent, Objective, mean_and_s
 from dissensus.predictions import Family, mixture, predict
 from dissensus.randomness import derive
 from dissensus.training import Run, fit
-from dissensus_studies.deep_ensembles.networks import fit_own_sets, scaled_mlp
+from dissensus_studies.deep_ensembles.networks import attacked, fit_own_sets, scaled_mlp
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.figures import name_lines, sweeps
 from dissensus_studies.harness.outputs import Outputs, print_table
@@ -38,7 +38,7 @@ STEPS = 600
 LEARNING_RATE = 0.08
 EPSILON = 0.08
 NUM_POINTS = 40
-RECIPE = {"batch_size": NUM_POINTS, "optimizer": "adam", "lr": LEARNING_RATE}
+RECIPE: Mapping[str, Any] = {"batch_size": NUM_POINTS, "optimizer": "adam", "lr": LEARNING_RATE}
 PRACTICAL_MEMBERS = 6
 COUNTS = (1, 2, 4, 6, 10, 20)
 # A multiple of every count: ensembles of each size are made of the same nets.
@@ -100,7 +100,7 @@ def train_practical(arm: Arm, seed: int = 0, steps: int = STEPS, num_seeds: int 
         for each in range(seed, seed + num_seeds)
         for member, scale in enumerate(practical_scales().values())
     ]
-    settings = RECIPE | {"objective": arm.objective, "epochs": steps, "seed": seed, "device": "cpu", **rest}
+    settings = {**RECIPE, "objective": arm.objective, "epochs": steps, "seed": seed, "device": "cpu", **rest}
     return fit(DeepEnsemble.from_members(nets, seed), toy.cubic(NUM_POINTS), **settings)
 
 
@@ -179,12 +179,12 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
     with torch.no_grad():
         outputs = trained.outputs(x, num_members)
         own_x = trained.x[:, None].expand(-1, outputs.shape[2], -1, -1)
-        attacked = trained.outputs(attack(trained, num_members, test), num_members)
+        moved = trained.outputs(attack(trained, num_members, test), num_members)
         errors = (moments(outputs, family)[2] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
         found = {
             "nll": likelihood.mixture(outputs, y),
             "nll_train": likelihood.mixture(trained.outputs(own_x, num_members), trained.y[:, None]),
-            "nll_attacked": likelihood.mixture(attacked, y),
+            "nll_attacked": likelihood.mixture(moved, y),
             "rmse": errors,
             "wild": (errors > y.square().mean().sqrt()).double(),
         }
@@ -203,12 +203,12 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
 def attack(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Tensor:
     """Move test inputs by `EPSILON` up the loss of each ensemble: `(repeats, ensembles, points, 1)`."""
     x, y = test
-    ensembles = trained.ensemble.num_members // len(trained.x) // num_members
-    own = x.expand(len(trained.x), ensembles, *x.shape).clone().requires_grad_()
-    with torch.enable_grad():
-        loss = trained.arm.objective.likelihood.mixture(trained.outputs(own, num_members), y).sum()
-        (gradient,) = torch.autograd.grad(loss, own)
-    return (own + EPSILON * gradient.sign()).detach()
+    ensembles, likelihood = (
+        trained.ensemble.num_members // len(trained.x) // num_members,
+        trained.arm.objective.likelihood,
+    )
+    own = x.expand(len(trained.x), ensembles, *x.shape)
+    return attacked(own, lambda x: likelihood.mixture(trained.outputs(x, num_members), y), EPSILON)
 
 
 def region(name: str, points: int = 200) -> tuple[Tensor, Tensor]:
@@ -388,7 +388,7 @@ def regression_claims(results: Results) -> list[Claim]:
         pairs = {arm.name: (results[arm, few][before].values, results[arm, many][after].values) for arm in ARMS}
         return Claim.compared(statement, expected, {name: Comparison.of(*pair) for name, pair in pairs.items()})
 
-    def attacked(statement: str, expected: str, name: str) -> Claim:
+    def adversarial(statement: str, expected: str, name: str) -> Claim:
         cases = {
             p.name: Comparison.of(*(results[arm, 1][name].values for arm in (p, a))) for p, a in (ARMS[:2], ARMS[2:])
         }
@@ -400,7 +400,7 @@ def regression_claims(results: Results) -> list[Claim]:
     agreed = f"Members that agree on the data disagree where there are none (sd of {members} members' means: 5 < |x| < 6 against |x| < 4)."
     share = f"Share of the NLL gained from 1 to {most} members that {members} members give: {_percentages(gained)}."
     return [
-        *(attacked(*each) for each in _ADVERSARIAL),
+        *(adversarial(*each) for each in _ADVERSARIAL),
         compared(agreed, "higher", "knowledge_inside", "knowledge_outside", members, members),
         Claim.checked(
             "A single net is too sure just beside the data.",

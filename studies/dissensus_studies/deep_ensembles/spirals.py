@@ -18,11 +18,11 @@ from dissensus import metrics, plots, scores
 from dissensus.data import toy
 from dissensus.html import Picture, Section, Table, Text
 from dissensus.members import DeepEnsemble, Members
-from dissensus.objectives import Adversarial, Independent, NormPenalty, Objective, fast_gradient_sign
+from dissensus.objectives import Adversarial, Independent, NormPenalty, Objective
 from dissensus.predictions import predict
 from dissensus.randomness import derive
 from dissensus.training import Run, fit
-from dissensus_studies.deep_ensembles.networks import scaled_mlp
+from dissensus_studies.deep_ensembles.networks import attacked, scaled_mlp
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.figures import Line, Panel, draw, name_lines
 from dissensus_studies.harness.outputs import Outputs, print_table
@@ -131,7 +131,8 @@ def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
     """Answer the practical's questions about a trained ensemble with numbers; `seed` decides the fresh test sample."""
     ensemble, found = run.members.eval(), {}
     fresh = spirals(derive(seed, "spirals, test") & 0xFFFFFFFF)
-    samples = {"train": spirals(), "test": fresh, "attacked": (_attacked(ensemble, *fresh), fresh[1])}
+    moved = attacked(fresh[0], lambda x: Independent().likelihood.mixture(ensemble(x), fresh[1]), EPSILON)
+    samples = {"train": spirals(), "test": fresh, "attacked": (moved, fresh[1])}
     answers = {name: predict(ensemble, x) for name, (x, _) in samples.items()}
     probs = {name: logits.softmax(-1).mean(0) for name, logits in answers.items()}
     for name, (_, y) in samples.items():
@@ -177,15 +178,6 @@ def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
     return found | {name: float(value) for name, value in values.items()}
 
 
-def _attacked(ensemble: Members, x: Tensor, y: Tensor) -> Tensor:
-    """Move inputs by `EPSILON` up the ensemble's loss."""
-    x = x.clone().requires_grad_()
-    with torch.enable_grad():
-        loss = Independent().likelihood.mixture(ensemble(x), y).sum()
-        (gradient,) = torch.autograd.grad(loss, x)
-    return fast_gradient_sign(x, gradient, EPSILON)
-
-
 PRACTICAL, ATTACKED = ARMS[0], ARMS[1]
 
 FIT_COLUMNS = (
@@ -217,7 +209,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     wide = Plane(runs[PRACTICAL].members, -4.0, 4.0)
     maps = torch.stack([wide.grid(member) for member in wide.logits.softmax(-1)])
     planes = {arm: Plane(own.members) for arm, own in runs.items() if arm.parity}
-    pictures = {
+    pictures: Mapping[str, tuple[Any, ...]] = {
         "practical_training": (_training_figure(runs), "accuracy and NLL on the training data by step"),
         "practical_profile": (
             _profile_figure(planes),

@@ -138,20 +138,20 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
 def _task(title: str, task: str, lines: Sequence[Record]) -> str:
     found = {name: _summaries(lines, key) for key, name in MEASURES[task].items()}
     ranks = _ranks(task, lines)
+
+    def cell(name: str, method: str) -> str:
+        if name in ranks:
+            return f"{ranks[name][method]:.2f}"
+        return f"{np.mean([value for own in found[name][method] for value in own.values]):.2f} (mean)"
+
     methods = list(next(iter(found.values())))
-    rows = [[method, *(_rank_text(ranks, name, method, found) for name in found)] for method in methods]
-    overview = _markdown(["mean rank, 1 is best", *found], rows)
+    rows = [[method, *(cell(name, method) for name in found)] for method in methods]
     tables = [
         f"### {name}\n\n{_markdown(['', *methods], [[table, *map(str, own)] for table, own in each.iterrows()])}"
         for name, each in found.items()
     ]
+    overview = _markdown(["mean rank, 1 is best", *found], rows)
     return "\n\n".join([f"## {title}", overview, _verdict(task, lines, ranks), *tables])
-
-
-def _rank_text(ranks: Mapping[str, pd.Series], name: str, method: str, found: Mapping[str, pd.DataFrame]) -> str:
-    if name in ranks:
-        return f"{ranks[name][method]:.2f}"
-    return f"{np.mean([value for own in found[name][method] for value in own.values]):.2f} (mean)"
 
 
 def _verdict(task: str, lines: Sequence[Record], ranks: Mapping[str, pd.Series]) -> str:
