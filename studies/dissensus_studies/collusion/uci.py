@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from operator import itemgetter
@@ -260,7 +259,8 @@ def expected_drop_increase(outputs: Tensor, share: float) -> float:
 
 def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Record]]:
     """Look for the configuration with the lowest value by Bayesian optimisation; return it, and every trial with its value."""
-    optuna = import_optuna()
+    import optuna
+
     tried: list[Record] = []
 
     def objective(trial: Any) -> float:
@@ -279,16 +279,6 @@ def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -
         optuna.logging.set_verbosity(before)
     best = min(tried, key=itemgetter("value"))
     return {name: best[name] for name in SEARCH_SPACE}, tried
-
-
-def import_optuna() -> Any:
-    """Return the library that searches, or say how to get it."""
-    # The Gaussian process behind its search needs scipy.
-    if any(find_spec(name) is None for name in ("optuna", "scipy")):
-        raise ModuleNotFoundError(
-            "The search for configurations is optuna's, which this environment lacks. Install with: pip install 'dissensus[studies]'"
-        )
-    return import_module("optuna")
 
 
 def measure_run(name: str, run: int, problem: Rows, settings: Settings) -> Record:
@@ -390,7 +380,11 @@ def run(
     `runs` are those of each set, `search_beta` is the beta with which configurations are searched, `epochs` the longest training, and
     `arms` are runs, such as "weather": one command for each set, with the same folder, uses as many cores.
     """
-    import_optuna()
+    # The Gaussian process behind the search needs scipy.
+    if any(find_spec(name) is None for name in ("optuna", "scipy")):
+        raise ModuleNotFoundError(
+            "The search for configurations is optuna's, which this environment lacks. Install with: pip install 'dissensus[studies]'"
+        )
     if setting not in (None, "tangos", "train+validation"):
         raise ValueError(f"`setting` must be 'tangos', 'train+validation' or left out; got {setting!r}.")
     preparation: Preparation = "tangos" if setting == "tangos" else "document"
