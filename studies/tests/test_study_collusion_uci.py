@@ -315,6 +315,11 @@ def test_the_theory_page_has_the_shares_of_the_theorem(tmp_path, capsys):
     assert page.read_text(encoding="utf-8").count("<svg") == 4
 
 
+def test_above_one_the_loss_falls_without_end():
+    assert [theory.squared_loss(t, 1.1) for t in (1.0, 10.0, 100.0)] == pytest.approx([0.9, -9.0, -999.0])
+    assert [theory.class_loss(power, 1.1) for power in (2, 6, 12)] == pytest.approx([0.631, 0.182, -0.508], abs=1e-3)
+
+
 def test_shifting_members_apart_leaves_the_ensembles_error_and_adds_to_diversity_what_the_offsets_say():
     before, after = theory._errors_at(0.0), theory._errors_at(3.0)
     assert after[1] == pytest.approx(before[1], abs=1e-12)

@@ -205,8 +205,6 @@ _FIGURES = {
     "resnet18 M=5 scores": "14",
     "vgg M=5": "16",
 }
-# Which entry of a record's "test" has the interval of a quantity that was measured once.
-_INTERVAL_OF = {"accuracy": "accuracy", "member_accuracy": "member_accuracy", "ensemble_error": "nll"}
 _KEYS = {"accuracy": "accuracy", "mean member": "member_accuracy", "ERR": "ensemble_error", "diversity": "diversity"}
 _NUMBERS: Mapping[str, Callable[[Record], float]] = {name: itemgetter(key) for name, key in _KEYS.items()}
 _VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
@@ -214,10 +212,11 @@ _VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
 
 def estimate(records: Sequence[Record], name: str) -> Estimate:
     """Return a number of `joint_numbers` over runs; of one run, with its error over test images."""
-    return Estimate.of([[float(record[name]), *interval_of(record, _INTERVAL_OF.get(name))[1:]] for record in records])
+    metric = "nll" if name == "ensemble_error" else name
+    return Estimate.of([[float(record[name]), *interval_of(record, metric)[1:]] for record in records])
 
 
-def interval_of(record: Record, metric: str | None) -> Sequence[Any]:
+def interval_of(record: Record, metric: str) -> Sequence[Any]:
     """Return a metric's value and the ends of its interval over test images; compact records may lack the ends."""
     found = record["test"].get(metric)
     return found if isinstance(found, list) else [found, None, None]

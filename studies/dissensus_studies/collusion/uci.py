@@ -58,8 +58,7 @@ MOST_EPOCHS = 300
 STEPS_WORTH_RECORDING = 50
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """How a file becomes a regression problem."""
 
     file: str  # Name of the file.
@@ -69,11 +68,9 @@ class Source:
     large: bool = False  # Whether the first of those is left out, and the other preparation keeps its first rows only.
 
 
-BIOCONCENTRATION = ("nHM", "N-072", "B02[C-N]", "F04[C-O]")
+_NO_FEATURES, _WORDS = ("#CAS", "SMILES", "Set", "Class"), ("nHM", "N-072", "B02[C-N]", "F04[C-O]")
 SOURCES: Mapping[str, Source] = {
-    "bioconcentration": Source(
-        "Grisoni_et_al_2016_EnvInt88.csv", "logBCF", ("#CAS", "SMILES", "Set", "Class"), BIOCONCENTRATION
-    ),
+    "bioconcentration": Source("Grisoni_et_al_2016_EnvInt88.csv", "logBCF", _NO_FEATURES, _WORDS),
     "weather": Source("Bias_correction_ucl.csv", "Next_Tmax", ("Date", "Next_Tmin"), ("station",), large=True),
     "facebook": Source("dataset_Facebook.csv", "Lifetime Post Total Impressions", (), ("Type",)),
     "abalone": Source("abalone.csv", "Rings", (), ("Sex",), large=True),
@@ -325,15 +322,9 @@ def measure_betas(split: Split, configuration: Configuration, settings: Settings
 
 
 def measure_all(
-    problems: Mapping[str, Rows],
-    num_runs: int,
-    settings: Settings,
-    folder: Path,
-    *,
-    minutes: float | None = None,
-    only: Sequence[str] | None = None,
+    problems: Mapping[str, Rows], num_runs: int, settings: Settings, folder: Path, **limits: Any
 ) -> list[Record]:
-    """Measure every run of every set that the folder's `arms.jsonl` has not yet (see `run_arms`); return all that ended, set by set."""
+    """Measure every run of every set that the folder's `arms.jsonl` has not yet; return all that ended, set by set; see `run_arms`."""
     arms = [
         Arm(f"{name} run={run}", partial(measure_run, name, run, problem, settings), like=name)
         for run in range(num_runs)
@@ -341,7 +332,7 @@ def measure_all(
     ]
     # Networks this small gain nothing from a second thread.
     with one_thread():
-        found = run_arms(arms, folder, settings=asdict(settings), minutes=minutes, only=only)
+        found = run_arms(arms, folder, settings=asdict(settings), **limits)
     return sorted(found.done.values(), key=lambda result: list(problems).index(result["set"]))
 
 

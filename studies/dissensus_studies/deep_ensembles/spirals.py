@@ -209,21 +209,22 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     wide = Plane(runs[PRACTICAL].members, -4.0, 4.0)
     maps = torch.stack([wide.grid(member) for member in wide.logits.softmax(-1)])
     planes = {arm: Plane(own.members) for arm, own in runs.items() if arm.parity}
-    pictures: Mapping[str, tuple[Any, ...]] = {
-        "practical_training": (_training_figure(runs), "accuracy and NLL on the training data by step"),
-        "practical_profile": (
-            _profile_figure(planes),
-            "confidence, data uncertainty and knowledge uncertainty over the distance from the centre",
-            "The data end at radius 1. Lines are means over the ring of the practical's ensemble.",
-        ),
-        "practical_members": (
-            plots.class_maps(wide.axis, maps, [f"member {number}" for number in range(len(maps))]),
-            "what each member predicts on the plane",
-            "Each member continues the rim outwards in wedges. Where the wedges of all members overlap, as in the corners, "
-            "they are sure and agree: knowledge uncertainty is zero although nothing is known there.",
-        ),
-    }
-    training, profile, members = (outputs.picture(name, *drawn) for name, drawn in pictures.items())
+    training = outputs.picture(
+        "practical_training", _training_figure(runs), "accuracy and NLL on the training data by step"
+    )
+    profile = outputs.picture(
+        "practical_profile",
+        _profile_figure(planes),
+        "confidence, data uncertainty and knowledge uncertainty over the distance from the centre",
+        "The data end at radius 1. Lines are means over the ring of the practical's ensemble.",
+    )
+    members = outputs.picture(
+        "practical_members",
+        plots.class_maps(wide.axis, maps, [f"member {number}" for number in range(len(maps))]),
+        "what each member predicts on the plane",
+        "Each member continues the rim outwards in wedges. Where the wedges of all members overlap, as in the corners, "
+        "they are sure and agree: knowledge uncertainty is zero although nothing is known there.",
+    )
     outputs.sections += [
         Section("The practical", Text(trained), training, fits),
         Section("The plane", *(_panels(outputs, *each) for each in planes.items()), profile, members),
