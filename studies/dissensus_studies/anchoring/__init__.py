@@ -267,7 +267,7 @@ def page(work: Work, found: Arms) -> Page:
     compared = replace(found, done=same)
     records = by_row(compared)
     claims = anchoring_claims(records)
-    beside = [
+    tables = [
         *published_tables(work.sets.name, by_row(found)),
         by_severity(records, "accuracy", "Accuracy under corruption, mean over corruptions and runs"),
         by_severity(records, "smooth_ece", "Smooth ECE under corruption, mean over corruptions and runs"),
@@ -279,8 +279,8 @@ def page(work: Work, found: Arms) -> Page:
         _JUDGED,
         lambda outputs: [
             *(drawing.section(outputs) for drawing in drawings(records)),
-            Section("The document's tables beside ours", Text(_BESIDE), *beside[:-2]),
-            Section("Under corruption, by severity", *beside[-2:]),
+            Section("The document's tables beside ours", Text(_BESIDE), *tables[:-2]),
+            Section("Under corruption, by severity", *tables[-2:]),
             Section("All arms", *([Text(*notes)] if notes else []), *arms_tables(found, compared)),
             Section("Sets to adapt to", Text(_PROBES), adapted),
         ],
@@ -288,7 +288,7 @@ def page(work: Work, found: Arms) -> Page:
         [_HOW],
         {"tasks": {name: list(task.notes) for name, task in tasks.found.items()}, "tasks_missing": dict(tasks.missing)},
         {"score": SCORES[0], "anchors": [1, ANCHORS]},
-        [claims_table(claims), *beside, adapted],
+        [claims_table(claims), *tables, adapted],
     )
 
 

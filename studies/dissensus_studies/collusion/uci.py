@@ -177,25 +177,20 @@ def train(split: Split, configuration: Configuration, beta: float, settings: Set
     Those of other betas differ in nothing else: member j of each starts with the same weights and all see the same batches.
     """
     widths = [configuration["hidden"]] * configuration["layers"]
+    recipe = {name: configuration[name] for name in ("lr", "batch_size", "weight_decay")}
 
     def fit_joint(rows: Rows, epochs: int, **stopping: Any) -> Run:
-        start = derive(seed, "start")
-        return fit(
-            DeepEnsemble(lambda: mlp(rows.x.shape[1], widths, 1), configuration["num_members"], start),
-            rows,
-            objective=Joint(beta, "mse"),
-            epochs=epochs,
-            batch_size=configuration["batch_size"],
-            optimizer="adam",
-            lr=configuration["lr"],
-            weight_decay=configuration["weight_decay"],
-            seed=seed,
-            device="cpu",
-            # Not "auto", which would compile for all epochs: it cannot know that runs end early.
-            engine="captured" if len(rows.x) >= STEPS_WORTH_RECORDING * configuration["batch_size"] else "eager",
-            progress=False,
-            **stopping,
-        )
+        make = partial(mlp, rows.x.shape[1], widths, 1)
+        ensemble = DeepEnsemble(make, configuration["num_members"], derive(seed, "start"))
+        # Not "auto", which would compile for all epochs: it cannot know that runs end early.
+        recorded = len(rows.x) >= STEPS_WORTH_RECORDING * recipe["batch_size"]
+        how: dict[str, Any] = {
+            "optimizer": "adam",
+            "device": "cpu",
+            "engine": "captured" if recorded else "eager",
+            "progress": False,
+        }
+        return fit(ensemble, rows, objective=Joint(beta, "mse"), epochs=epochs, seed=seed, **recipe, **how, **stopping)
 
     run = fit_joint(split.train, settings.most_epochs, validation=split.validation, patience=PATIENCE)
     assert run.best is not None
@@ -267,13 +262,9 @@ def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -
         tried.append({**configuration, "value": (value := evaluate(configuration))})
         return value
 
-    before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        sampler = optuna.samplers.GPSampler(seed=seed & 0xFFFFFFFF, n_startup_trials=STARTUP_TRIALS)
-        optuna.create_study(sampler=sampler).optimize(objective, n_trials=trials)
-    finally:
-        optuna.logging.set_verbosity(before)
+    sampler = optuna.samplers.GPSampler(seed=seed & 0xFFFFFFFF, n_startup_trials=STARTUP_TRIALS)
+    optuna.create_study(sampler=sampler).optimize(objective, n_trials=trials)
     best = min(tried, key=itemgetter("value"))
     return {name: best[name] for name in SEARCH_SPACE}, tried
 
