@@ -1,8 +1,7 @@
 """Study `masksembles`: from one network to an ensemble by a dial.
 
-Expected width and overlap of masks against simulation; diversity against accuracy for scales from 1 to 5, members as large as
-the single network; calibration. Single networks, MC dropout and a deep ensemble of as many members stand at the ends of the
-dial.
+Laws of masks against simulation; diversity, accuracy and calibration for scales from 1 to 5, members as large as the single network,
+with single networks, MC dropout and a deep ensemble of as many members at the ends of the dial.
 """
 
 import math

@@ -301,23 +301,15 @@ def _dropout_claims(dropped: Family) -> list[Claim]:
     ]
 
 
-def gap_curves(record: Record) -> dict[str, list[float]]:
-    """Return errors of a gap arm by epoch."""
-    clean, history = record["training"]["clean"], record["training"]["history"]
-    train, test = clean["ensemble_error"], history["ensemble_loss"]
-    curves = {
-        "gap": [after - before for before, after in zip(train, test, strict=True)],
-        "training error": train,
-        "test error": test,
-        "members on training images": clean.get("member_error", []),
-        "members on test images": history.get("validation_loss", []),
-    }
-    return {name: values for name, values in curves.items() if values}
+def gaps_of(record: Record) -> list[float]:
+    """Return test minus training error of a gap arm by epoch."""
+    before, after = record["training"]["clean"]["ensemble_error"], record["training"]["history"]["ensemble_loss"]
+    return [test - train for train, test in zip(before, after, strict=True)]
 
 
 def final_gap(record: Record) -> float:
     """Return test minus training error of a gap arm, averaged over the last tenth of its epochs."""
-    gap = gap_curves(record)["gap"]
+    gap = gaps_of(record)
     return fmean(gap[-max(1, len(gap) // 10) :])
 
 
@@ -359,25 +351,29 @@ def _points(family: Family) -> list[tuple[str, float, Record]]:
 
 def _by_epoch(record: Record) -> list[tuple[float, Record]]:
     """Return epochs, from 1, and the errors of a gap arm after each."""
-    curves = gap_curves(record)
+    clean, history = record["training"]["clean"], record["training"]["history"]
+    curves = {"gap": gaps_of(record), "training error": clean["ensemble_error"], "test error": history["ensemble_loss"]}
+    curves |= {
+        "members on training images": clean["member_error"],
+        "members on test images": history["validation_loss"],
+    }
     rows = zip(*curves.values(), strict=True)
     return [(float(epoch), dict(zip(curves, values, strict=True))) for epoch, values in enumerate(rows, start=1)]
 
 
 def _sorted_out(found: Arms) -> tuple[dict[str, Family], dict[str, Family], Family]:
     """Return sweeps over beta, gap arms, and joint training by share of dropped members."""
-    sweeps: dict[str, dict[float, list[Record]]] = {}
-    gaps: dict[str, dict[float, list[Record]]] = {}
+    kinds: dict[str, dict[str, dict[float, list[Record]]]] = {"sweep": {}, "gap": {}}
     dropped: dict[float, list[Record]] = {}
     with_dropout = {r["family"] for r in found.done.values() if r["setting"]["member_dropout"] > 0.0}
     for record in found.done.values():
         setting = JointSetting(**record["setting"])
         if setting.member_dropout == 0.0:
-            kind = gaps if setting.experiment == "gap" else sweeps
-            kind.setdefault(setting.family, {}).setdefault(setting.beta, []).append(record)
+            family = kinds[setting.experiment].setdefault(setting.family, {})
+            family.setdefault(setting.beta, []).append(record)
         if setting.family in with_dropout and setting.beta == 1.0:
             dropped.setdefault(setting.member_dropout, []).append(record)
-    return dict(sweeps), dict(gaps), dropped
+    return dict(kinds["sweep"]), dict(kinds["gap"]), dropped
 
 
 def _tables(found: Arms) -> list[Table]:

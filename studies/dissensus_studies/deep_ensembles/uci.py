@@ -86,14 +86,8 @@ class Splits:
         # A constant input (naval has two) carries nothing; divided by its deviation it would be NaN.
         x_std = torch.where(x_std > 0, x_std, 1.0)
         centre, spread = y.mean(1, keepdim=True), y.std(1, keepdim=True, correction=0)
-        return cls(
-            ((x - x_mean) / x_std).float(),
-            ((y - centre) / spread).float().unsqueeze(-1),
-            ((inputs[test] - x_mean) / x_std).float(),
-            targets[test],
-            centre,
-            spread,
-        )
+        own_x, test_x = (((part - x_mean) / x_std).float() for part in (x, inputs[test]))
+        return cls(own_x, ((y - centre) / spread).float().unsqueeze(-1), test_x, targets[test], centre, spread)
 
     @property
     def ranges(self) -> Tensor:
@@ -205,13 +199,9 @@ def _comparisons(results: Mapping[str, SetResult]) -> list[list[object]]:
 
 def _changes(results: Mapping[str, SetResult]) -> dict[tuple[str, str], Sequence[float]]:
     """Return the quartiles over splits of each arm's change of NLL against the single net, by arm and set."""
-    return {
-        (arm, name): np.quantile(
-            np.subtract(found[arm]["nll"].values, found[ARMS[0]]["nll"].values), (0.25, 0.5, 0.75)
-        ).tolist()
-        for arm in ARMS[1:]
-        for name, found in results.items()
-    }
+    values = {name: {arm: np.array(own["nll"].values) for arm, own in found.items()} for name, found in results.items()}
+    moved = {(arm, name): own[arm] - own[ARMS[0]] for arm in ARMS[1:] for name, own in values.items()}
+    return {key: np.quantile(change, (0.25, 0.5, 0.75)).tolist() for key, change in moved.items()}
 
 
 def change_figure(changes: Mapping[tuple[str, str], Sequence[float]]) -> "matplotlib.figure.Figure":

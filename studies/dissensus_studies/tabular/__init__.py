@@ -180,7 +180,7 @@ class Encoded:
     def fit(self, x: pd.DataFrame, y: np.ndarray) -> "Encoded":
         """Learn columns, train, and find the scale of the errors."""
         self.features = Features.fit(columns_of(x), (), 0)
-        rows = self._read(x)
+        rows = self.features.standard(columns_of(x))
         if y.dtype.kind in "iu":
             self.model.fit(rows, y)
             return self
@@ -194,16 +194,13 @@ class Encoded:
         self.held_out = (mean, sd * self.factor), y[held_out]
         return self
 
-    def _read(self, x: pd.DataFrame) -> np.ndarray:
-        return self.features.standard(columns_of(x))
-
     def predict_proba(self, x: pd.DataFrame) -> np.ndarray:
         """Return probabilities of the classes."""
-        return self.model.predict_proba(self._read(x))
+        return self.model.predict_proba(self.features.standard(columns_of(x)))
 
     def predict(self, x: pd.DataFrame, return_std: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and standard deviation: a Gaussian process's own, a forest's by its trees, otherwise one for all rows."""
-        rows = self._read(x)
+        rows = self.features.standard(columns_of(x))
         if isinstance(self.model, GaussianProcessRegressor):
             mean, sd = self.model.predict(rows, return_std=True)
         elif isinstance(self.model, RandomForestRegressor):
