@@ -100,17 +100,15 @@ def train_and_measure(setting: MaskSetting, work: Work) -> Record:
     sets, quick = work.sets, work.quick
     network = small_network if quick else resnet18
     members = make_members(setting, lambda: on_pixels(network(sets.num_classes), sets), NUM_MEMBERS)
-    run = fit_images(
-        members,
-        sets,
-        all_train=True,
-        watch="nothing",
-        seed=setting.seed,
-        epochs=work.epochs or (QUICK_EPOCHS if quick else EPOCHS),
-        lr=RATE,
-        batch_size=QUICK_BATCH if quick else BATCH_SIZE,
-        part="net",
-    )
+    epochs, batch_size = (QUICK_EPOCHS, QUICK_BATCH) if quick else (EPOCHS, BATCH_SIZE)
+    training: dict[str, Any] = {
+        "all_train": True,
+        "watch": "nothing",
+        "lr": RATE,
+        "batch_size": batch_size,
+        "part": "net",
+    }
+    run = fit_images(members, sets, seed=setting.seed, epochs=work.epochs or epochs, **training)
     record = measure(members, sets, name=setting.name, seed=setting.seed)
     logits = save_outputs(members, sets, work.output / "outputs" / f"{file_name(setting.name)}.npz")
     record |= {

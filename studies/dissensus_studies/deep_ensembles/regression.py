@@ -258,7 +258,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     practical, seeds = _practical(outputs, seed), headline(num_repeats)
     trained = {arm: train_repeats(arm, num_repeats, seed=seed) for arm in ARMS}
     test = sample(400, _numpy_seed(seed, "test sample"))
-    results = {(arm, count): measure(repeats, count, test) for arm, repeats in trained.items() for count in COUNTS}
+    results = {(arm, count): measure(own, count, test) for arm, own in trained.items() for count in COUNTS}
     claims = regression_claims(results)
     medians = _arms_table(results, "Medians over repeats", lambda found: found.median)
     quantiles = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
@@ -290,16 +290,9 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
         ),
         Section("What the document says", claims_table(claims, judged)),
     ]
-    outputs.results(
-        {
-            "practical": practical,
-            "headline": {"seeds": seeds, "engine": HEADLINE_ENGINE},
-            "repeats": {f"{arm.name}, {count} members": found for (arm, count), found in results.items()},
-            "claims": claims,
-            "quick": quick,
-            "seed": seed,
-        }
-    )
+    repeats = {f"{arm.name}, {count} members": own for (arm, count), own in results.items()}
+    found = {"practical": practical, "headline": {"seeds": seeds, "engine": HEADLINE_ENGINE}, "repeats": repeats}
+    outputs.results({**found, "claims": claims, "quick": quick, "seed": seed})
     print_table(medians.columns, medians.rows)
     return outputs.page(
         "Practical: regression",

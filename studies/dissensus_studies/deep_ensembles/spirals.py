@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 SIZES = (2, 150, 150, 3)
 SCALE = 0.1
 STEPS = 300
-LEARNING_RATE = 0.1
+# Of full batches, in which the order changes nothing.
+RECIPE: dict[str, Any] = {"optimizer": "adam", "lr": 0.1, "batches": "shared", "device": "cpu"}
 NUM_MEMBERS = 4
 EPSILON = 0.02
 NORM_WEIGHT = 1e-3
@@ -78,20 +79,9 @@ def train_spirals(arm: Arm, seed: int = 0, steps: int = STEPS, **settings: Any) 
     """Train the practical's ensemble on its data, one full batch a step; settings are passed on to `fit`."""
     x, y = spirals()
     nets = [scaled_mlp(SIZES, SCALE, seed, "spirals", member) for member in range(NUM_MEMBERS)]
+    recipe = RECIPE | {"batch_size": len(x), "weight_decay": 0.0 if arm.parity else WEIGHT_DECAY, **settings}
     return fit(
-        DeepEnsemble.from_members(nets, seed),
-        (x, y),
-        objective=arm.objective,
-        epochs=steps,
-        batch_size=len(x),
-        optimizer="adam",
-        lr=LEARNING_RATE,
-        weight_decay=0.0 if arm.parity else WEIGHT_DECAY,
-        # Full batches: the order within them changes nothing.
-        batches="shared",
-        seed=seed,
-        device="cpu",
-        **settings,
+        DeepEnsemble.from_members(nets, seed), (x, y), objective=arm.objective, epochs=steps, seed=seed, **recipe
     )
 
 

@@ -89,11 +89,6 @@ class Splits:
         own_x, test_x = (((part - x_mean) / x_std).float() for part in (x, inputs[test]))
         return cls(own_x, ((y - centre) / spread).float().unsqueeze(-1), test_x, targets[test], centre, spread)
 
-    @property
-    def ranges(self) -> Tensor:
-        """Largest minus smallest value of each input in each training part, `(splits, 1, features)`."""
-        return self.x.amax(1, keepdim=True) - self.x.amin(1, keepdim=True)
-
 
 def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None) -> Path:
     """Run the study; see `dissensus_studies.Study.run`. `data` is the folder with the sets and their splits."""
@@ -161,7 +156,8 @@ def measure_set(splits: Splits, hidden: int, seed: int = 0, **changes: Any) -> S
     found: SetResult = {}
     plain = Independent("gaussian_nll")
     owner = [split for split in range(len(splits.x)) for _ in range(NUM_MEMBERS)]
-    attack = Adversarial(plain, epsilon=EPSILON, of_range=True, ranges=splits.ranges[owner])
+    ranges = splits.x.amax(1, keepdim=True) - splits.x.amin(1, keepdim=True)
+    attack = Adversarial(plain, epsilon=EPSILON, of_range=True, ranges=ranges[owner])
     for suffix, objective in (("", plain), (" + adversarial", attack)):
         ensemble = DeepEnsemble(lambda: mlp(splits.x.shape[2], [hidden], 2), len(owner), seed)
         fit_own_sets(ensemble, splits.x, splits.y, owner, objective, **{**RECIPE, "seed": seed, **changes})

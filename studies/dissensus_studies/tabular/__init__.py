@@ -306,20 +306,11 @@ def measure_all(
             if (table, repeat, method) in done:
                 continue
             found = measure(model(seed), parts)
-            line: Record = {
-                "study": "tabular",
-                "table": table,
-                "arm": [method],
-                "task": "classes" if parts.train.classes else "numbers",
-                "repeat": repeat,
-                "seed": seed,
-                "seeds": 1,
-                "setting": f"{len(parts.train.y)} training rows, {parts.train.x.shape[1]} columns",
-                **common,
-                "seconds": found.pop("seconds"),
-                "source": "run",
-                "numbers": found,
-            }
+            task = "classes" if parts.train.classes else "numbers"
+            of: Record = {"study": "tabular", "table": table, "arm": [method], "task": task}
+            setting = f"{len(parts.train.y)} training rows, {parts.train.x.shape[1]} columns"
+            repeated = {"repeat": repeat, "seed": seed, "seeds": 1, "setting": setting}
+            line = of | repeated | common | {"seconds": found.pop("seconds"), "source": "run", "numbers": found}
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             known.append(flat(line))
