@@ -1,8 +1,7 @@
 """Study `masksembles`: from one network to an ensemble by a dial.
 
-Expected width and overlap of masks against simulation; diversity against accuracy for scales from 1 to 5, members as large as
-the single network; calibration. Single networks, MC dropout and a deep ensemble of as many members stand at the ends of the
-dial.
+Laws of masks against simulation; diversity, accuracy and calibration for scales from 1 to 5, members as large as the single network,
+with single networks, MC dropout and a deep ensemble of as many members at the ends of the dial.
 """
 
 import math
@@ -64,12 +63,7 @@ class MaskSetting:
 
     @property
     def family(self) -> str:
-        """What it is but for the seed.
-
-        Example:
-            >>> MaskSetting("masks", 2.0).family, MaskSetting("masks", 2.0, grow=False, batches="whole").family
-            ('masks S=2', 'thin masks S=2, whole batches')
-        """
+        """What it is but for the seed, such as "thin masks S=2, whole batches"."""
         names = {"deep": "deep ensemble", "dropout": f"MC dropout p={DROPOUT:g}", "batch": "BatchEnsemble"}
         if self.kind != "masks":
             return names[self.kind]
@@ -101,30 +95,20 @@ def settings_of(quick: bool, seed: int) -> list[MaskSetting]:
     return [replace(each, seed=seed + repeat) for repeat in range(1 if quick else REPEATS) for each in once]
 
 
-def arms_of(work: Work) -> list[Arm]:
-    """Return an arm for every ensemble: it is trained, measured, and its outputs are kept in `outputs/`."""
-    return [
-        Arm(each.name, partial(train_and_measure, each, work), like=each.family)
-        for each in settings_of(work.quick, work.seed)
-    ]
-
-
 def train_and_measure(setting: MaskSetting, work: Work) -> Record:
     """Train one ensemble; return its record."""
     sets, quick = work.sets, work.quick
     network = small_network if quick else resnet18
     members = make_members(setting, lambda: on_pixels(network(sets.num_classes), sets), NUM_MEMBERS)
-    run = fit_images(
-        members,
-        sets,
-        all_train=True,
-        watch="nothing",
-        seed=setting.seed,
-        epochs=work.epochs or (QUICK_EPOCHS if quick else EPOCHS),
-        lr=RATE,
-        batch_size=QUICK_BATCH if quick else BATCH_SIZE,
-        part="net",
-    )
+    epochs, batch_size = (QUICK_EPOCHS, QUICK_BATCH) if quick else (EPOCHS, BATCH_SIZE)
+    training: dict[str, Any] = {
+        "all_train": True,
+        "watch": "nothing",
+        "lr": RATE,
+        "batch_size": batch_size,
+        "part": "net",
+    }
+    run = fit_images(members, sets, seed=setting.seed, epochs=work.epochs or epochs, **training)
     record = measure(members, sets, name=setting.name, seed=setting.seed)
     logits = save_outputs(members, sets, work.output / "outputs" / f"{file_name(setting.name)}.npz")
     record |= {
@@ -197,8 +181,7 @@ def ensemble_numbers(logits: Tensor, labels: Tensor) -> Record:
 
 def _curve(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
     found = metrics.reliability_curve(probs, labels, bins=BINS)
-    parts = {"confidence": found.confidence, "accuracy": found.accuracy, "weight": found.weight}
-    return {name: [round(float(value), 6) for value in values] for name, values in parts.items()}
+    return {n: [round(float(each), 6) for each in getattr(found, n)] for n in ("confidence", "accuracy", "weight")}
 
 
 ONES = 32
@@ -368,6 +351,9 @@ run = ImageStudy(
     "From one network to an ensemble by a dial",
     f"One network with {NUM_MEMBERS} masks over its channels is an ensemble. The scale S says how little the masks overlap: at 1 "
     "all members are one network, at large S they share next to nothing.",
-    arms_of,
+    lambda work: [
+        Arm(each.name, partial(train_and_measure, each, work), each.family)
+        for each in settings_of(work.quick, work.seed)
+    ],
     page,
 ).run

@@ -37,7 +37,7 @@ from dissensus_studies.recorded import (
     runs,
     scores_table,
 )
-from dissensus_studies.tabular.page import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
+from dissensus_studies.tabular import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
 
 if TYPE_CHECKING:
     import matplotlib.figure

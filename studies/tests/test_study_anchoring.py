@@ -8,18 +8,19 @@ import pytest
 import torch
 from anchoring_records import judged, record
 from dissensus_studies import STUDIES, anchoring
-from dissensus_studies.anchoring import arms as anchoring_arms
-from dissensus_studies.anchoring import drawings, tasks_table
-from dissensus_studies.anchoring.adaptation import Task, Tasks
-from dissensus_studies.anchoring.arms import AnchorSetting, build, settings_of, without_head
-from dissensus_studies.anchoring.records import (
+from dissensus_studies.anchoring import (
     PUBLISHED,
     anchoring_claims,
     beside,
     by_severity,
+    drawings,
     published_tables,
     same_sets,
+    tasks_table,
 )
+from dissensus_studies.anchoring import arms as anchoring_arms
+from dissensus_studies.anchoring.adaptation import Task, Tasks
+from dissensus_studies.anchoring.arms import AnchorSetting, build, settings_of, without_head
 from dissensus_studies.harness.arm_log import Arms
 from dissensus_studies.harness.image_sets import load_images
 from dissensus_studies.harness.labelled import Images

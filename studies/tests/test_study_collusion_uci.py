@@ -75,7 +75,7 @@ def test_a_category_that_no_training_row_has_is_no_nan():
 
 @pytest.mark.parametrize("beta", [0.0, 0.7, 1.0])
 def test_every_beta_is_trained_and_stopped_as_fit_does_it_with_the_joint_objective(split, beta):
-    found = train(split, SMALL, beta, seed=3, most_epochs=40)
+    found = train(split, SMALL, beta, Settings(most_epochs=40), 3)
     ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
     run = ds.fit(
         ensemble,
@@ -98,8 +98,8 @@ def test_every_beta_is_trained_and_stopped_as_fit_does_it_with_the_joint_objecti
 
 def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_them(split):
     for beta in (0.0, 1.0):
-        found = train(split, SMALL, beta, seed=3, most_epochs=8, on_validation_too=True)
-        once = train(split, SMALL, beta, seed=3, most_epochs=8)
+        found = train(split, SMALL, beta, Settings(most_epochs=8, on_validation_too=True), 3)
+        once = train(split, SMALL, beta, Settings(most_epochs=8), 3)
         assert found.epochs == once.epochs
         ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
         ds.fit(
@@ -120,7 +120,7 @@ def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_
 
 
 def test_ensembles_with_the_same_beta_end_the_same_and_members_differ(split):
-    first, again = (train(split, SMALL, 0.5, seed=0, most_epochs=3).test_outputs for _ in range(2))
+    first, again = (train(split, SMALL, 0.5, Settings(most_epochs=3), 0).test_outputs for _ in range(2))
     torch.testing.assert_close(first, again)
     assert (first[0] - first[1]).abs().max() > 0.01
 
@@ -315,6 +315,11 @@ def test_the_theory_page_has_the_shares_of_the_theorem(tmp_path, capsys):
     assert page.read_text(encoding="utf-8").count("<svg") == 4
 
 
+def test_above_one_the_loss_falls_without_end():
+    assert [theory.squared_loss(t, 1.1) for t in (1.0, 10.0, 100.0)] == pytest.approx([0.9, -9.0, -999.0])
+    assert [theory.class_loss(power, 1.1) for power in (2, 6, 12)] == pytest.approx([0.631, 0.182, -0.508], abs=1e-3)
+
+
 def test_shifting_members_apart_leaves_the_ensembles_error_and_adds_to_diversity_what_the_offsets_say():
     before, after = theory._errors_at(0.0), theory._errors_at(3.0)
     assert after[1] == pytest.approx(before[1], abs=1e-12)
@@ -332,19 +337,18 @@ def test_shifting_members_apart_leaves_the_ensembles_error_and_adds_to_diversity
     [("bioconcentration", 779, 45), ("weather", 7588, 45), ("facebook", 495, 21), ("abalone", 4177, 9)],
 )
 def test_real_sets_have_all_their_rows_and_the_known_columns(name, rows, features):
-    path = uci.find_sources(SHARED)[name]
-    whole = uci.load_problem(name, path)
+    whole = uci.find_problems(SHARED)[name]
     assert whole.x.shape == (rows, features)
     assert torch.isfinite(whole.x).all()
     assert torch.isfinite(whole.y).all()
-    shortened = uci.load_problem(name, path, "tangos")
+    shortened = uci.find_problems(SHARED, preparation="tangos")[name]
     assert shortened.x.shape == (min(rows, 1000 if name in ("weather", "abalone") else rows), features)
 
 
 @pytest.mark.shared
 @shared
 def test_on_a_real_set_members_collude_at_one_and_not_before():
-    problem = uci.load_problem("bioconcentration", uci.find_sources(SHARED)["bioconcentration"])
+    problem = uci.find_problems(SHARED)["bioconcentration"]
     split = uci.split_problem(problem, "document", 0)
     configuration = SMALL | {"lr": 0.005, "weight_decay": 0.0, "num_members": 10, "hidden": 20, "layers": 2}
     rows = uci.measure_betas(split, configuration, Settings(betas=(0.0, 0.8, 1.0)), seed=0)

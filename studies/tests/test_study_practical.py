@@ -208,7 +208,7 @@ def test_the_practicals_members_start_from_its_scales():
 @pytest.mark.parametrize("arm", [arm for arm in spirals.ARMS if not arm.adversarial], ids=lambda arm: arm.name)
 def test_the_practicals_spirals_are_learnt_and_unknown_beyond_the_data(arm):
     run = spirals.train_spirals(arm, check_every=spirals.STEPS)
-    found = spirals.measure(run, spirals.Plane.of(run.members))
+    found = spirals.measure(run, spirals.Plane(run.members))
     assert found["train_accuracy"] >= 0.95
     assert found["train_nll"] <= 0.15
     assert found["knowledge_far"] > found["knowledge_data"]
@@ -242,7 +242,7 @@ def test_boundaries_are_found_where_the_predicted_class_changes():
     # One linear net that says class 1 to the right of 0.5, wherever up or down.
     net = nn.Linear(2, 2)
     net.weight.data, net.bias.data = torch.tensor([[0.0, 0.0], [4.0, 0.0]]), torch.tensor([0.0, -2.0])
-    plane = spirals.Plane.of(DeepEnsemble.from_members([net]), -1.0, 1.0, side=9)
+    plane = spirals.Plane(DeepEnsemble.from_members([net]), -1.0, 1.0, side=9)
     edge = plane.grid(plane.boundary())
     # Columns are at -1, -0.75, ...; at 0.5 both classes tie and the first wins.
     assert edge.all(0).nonzero().flatten().tolist() == [6, 7]
@@ -261,9 +261,9 @@ def check_outputs(folder, page):
 def test_the_regression_study_writes_its_page(tmp_path, monkeypatch, capsys):
     counts = (1, 2, 6)
     monkeypatch.setattr(regression, "COUNTS", counts)
-    for name in ("train_practical", "train_repeats"):
-        few = functools.partial(getattr(regression, name), steps=20, num_members=6)
-        monkeypatch.setattr(regression, name, few)
+    monkeypatch.setattr(regression, "train_practical", functools.partial(regression.train_practical, steps=20))
+    few = functools.partial(regression.train_repeats, steps=20, num_members=6)
+    monkeypatch.setattr(regression, "train_repeats", few)
     page = STUDIES["practical-regression"].run(tmp_path / "new" / "folder", quick=True)
     results = check_outputs(tmp_path / "new" / "folder", page)
     assert len(results["repeats"]) == len(regression.ARMS) * len(counts)
@@ -277,8 +277,7 @@ def test_the_classification_study_writes_its_page(tmp_path, monkeypatch, capsys)
     def train(arm, seed, steps, **settings):
         return original(arm, seed, 10, **{**settings, "check_every": 5, "engine": "eager"})
 
-    coarse = functools.partial(spirals.Plane.of, side=41)
-    monkeypatch.setattr(spirals.Plane, "of", coarse)
+    monkeypatch.setattr(spirals, "Plane", functools.partial(spirals.Plane, side=41))
     monkeypatch.setattr(spirals, "train_spirals", train)
     page = STUDIES["practical-classification"].run(tmp_path, quick=True)
     results = check_outputs(tmp_path, page)

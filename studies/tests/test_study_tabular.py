@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from dissensus_studies import tabular
 from dissensus_studies.tabular import defaults as tabular_defaults
-from dissensus_studies.tabular import page as tabular_page
 
 
 @pytest.mark.parametrize("name", tabular.WITHOUT_DATA)
@@ -53,7 +52,7 @@ def test_changes_are_compared_table_by_table():
         for method, nlls, seconds in (("{}", (1.0, 2.0, 5.0), 2.0), ("a", (1.5, 1.5, 5.3), 3.0))
         for (table, seed), nll in zip((("x", 0), ("x", 1), ("y", 0)), nlls, strict=True)
     ]
-    (name, mean, error, ratio) = tabular_page.compared(trials)[1]
+    (name, mean, error, ratio) = tabular.compared(trials)[1]
     # Table x changes by (0.5 - 0.5) / 2 = 0, table y by 0.3.
     assert (name, ratio) == ("a", 1.5)
     np.testing.assert_allclose((mean, error), (0.15, 0.15))

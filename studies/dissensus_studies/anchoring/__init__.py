@@ -4,34 +4,240 @@ Plain, anchored and masked networks on one image set: accuracy on clean and corr
 linear probes on other labelled sets; and hard-delta mining at a masking probability of 1/4.
 """
 
+import json
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
+from math import isfinite, nan, sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from dissensus.data.images import match_images
 from dissensus.data.toy import digits
 from dissensus.html import Section, Table, Text
 from dissensus_studies.anchoring.adaptation import ADAPTATION, UNUSABLE, Task, Tasks, load_tasks
 from dissensus_studies.anchoring.arms import ANCHORS, EPOCHS, SCORES, SHORT, AnchorSetting, arms_of
-from dissensus_studies.anchoring.records import (
-    QUALITIES,
-    Row,
-    Rows,
-    anchoring_claims,
-    by_severity,
-    mean_auroc,
-    published_tables,
-    same_sets,
-)
 from dissensus_studies.harness.arm_log import Arms, Record, print_now
-from dissensus_studies.harness.claims import claims_table
+from dissensus_studies.harness.claims import Claim, claims_table, over_cases
 from dissensus_studies.harness.figures import Drawing, sweep
 from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
 from dissensus_studies.harness.image_sets import image_folder
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.labelled import SHAPE, Images
-from dissensus_studies.harness.statistics import Value
+from dissensus_studies.harness.statistics import NORMAL_95, Estimate, Value
+
+Records = Sequence[Record]
+# Architecture and `AnchorSetting.row` to the records of all seeds.
+Row = tuple[str, str]
+Rows = Mapping[Row, Records]
+# Two standard errors of a difference of two networks trained once each, from five kinds of network with three seeds each on
+# CIFAR-10: of probes, and below of accuracy and smooth ECE under corruption and of mean AUROC.
+SINGLE_RUN_NOISE = 0.012
+MASKED = ("alpha=0.0625", "alpha=0.125", "alpha=0.25")
+# A loss of accuracy that still counts as none.
+KEPT = 0.01
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What networks are compared by."""
+
+    name: str  # What figures call it.
+    read: Callable[[Record], Value]  # `[value, low, high]` over images of a record; None where it was not measured.
+    # How far the difference of two single runs may be chance, however many images there are.
+    between_runs: float = SINGLE_RUN_NOISE
+
+    def value(self, record: Record) -> float:
+        """Return its value in one run."""
+        value = self.read(record)[0]
+        return nan if value is None else value
+
+    def mean(self, records: Records) -> float:
+        """Return its mean over runs."""
+        return fmean(map(self.value, records))
+
+    def error(self, records: Records) -> float:
+        """Return the standard error of its mean, over runs or over images, whichever is larger: all runs are judged on the same images."""
+        errors = [fmean(Estimate.of([self.read(record)]).error for record in records)]
+        if len(records) > 1:
+            errors.append(Estimate.of(list(map(self.read, records))).error)
+        return max((error for error in errors if isfinite(error)), default=0.0)
+
+    def noise(self, first: Records, second: Records) -> float:
+        """Return how far two networks may differ by chance: two standard errors, between single runs `between_runs` at least."""
+        noise = 2 * sqrt(self.error(first) ** 2 + self.error(second) ** 2)
+        return noise if min(len(first), len(second)) > 1 else max(noise, self.between_runs)
+
+
+def mean_auroc(record: Record) -> Value:
+    """Return the mean AUROC over unknown sets, not counting groups again, with the mean of their ends: they share the known images."""
+    found = [scores[SCORES[0]] for name, scores in record["auroc"].items() if name not in ("near", "far")]
+    ends = zip(*found, strict=True)
+    return [None if None in values else fmean(values) for values in ends] if found else [None]
+
+
+def mean_adaptation(record: Record) -> Value:
+    """Return the mean accuracy of linear classifiers over tasks, which share no images, with its binomial interval."""
+    found = list(record["adaptation"].values())
+    if not found:
+        return [None]
+    mean = fmean(each["accuracy"] for each in found)
+    half = NORMAL_95 * sqrt(sum(e["accuracy"] * (1 - e["accuracy"]) / e["images"] for e in found)) / len(found)
+    return [mean, mean - half, mean + half]
+
+
+CLEAN = Quality("test accuracy", lambda record: record["test"]["accuracy"], 0.0)
+ROBUSTNESS = Quality("corruption accuracy", lambda record: record["corrupted"]["all"]["accuracy"], 0.022)
+CALIBRATION = Quality("smooth ECE under corruption", lambda record: record["corrupted"]["all"]["smooth_ece"], 0.015)
+DETECTION = Quality("mean AUROC", mean_auroc, 0.022)
+PROBES = Quality("adaptation accuracy", mean_adaptation)
+QUALITIES = (CLEAN, ROBUSTNESS, CALIBRATION, DETECTION, PROBES)
+
+
+def same_sets(records: Mapping[str, Record]) -> tuple[dict[str, Record], list[str]]:
+    """Return records with the sets only that all of them have, so that means compare; and what was left out, in words."""
+    shared: dict[str, dict[str, Any]] = {name: dict(record) for name, record in records.items()}
+    notes = []
+    for part, title in (("auroc", "unknown images"), ("adaptation", "adaptation")):
+        names = dict.fromkeys(name for record in records.values() for name in record[part])
+        partly = [name for name in names if any(name not in record[part] for record in records.values())]
+        for record in shared.values():
+            record[part] = {name: found for name, found in record[part].items() if name not in partly}
+        notes += [f"Not in means, because only some arms have it: {name} ({title})." for name in partly]
+    return shared, notes
+
+
+def anchoring_claims(records: Rows) -> list[Claim]:
+    """Judge the document's statements, as far as there are arms for them."""
+    claims = []
+    for architecture in dict.fromkeys(architecture for architecture, _ in records):
+        rows = {row: found for (other, row), found in records.items() if other == architecture}
+        claims += [Claim(c.statement, f"{architecture}: {c.measured}", c.verdict) for c in _claims(rows)]
+    return claims
+
+
+# Statement, quality, what masked networks are compared with, and what is expected of them.
+_MASKED_CLAIMS = (
+    ("Masked anchoring keeps clean accuracy (within one point).", CLEAN, "plain", "kept"),
+    ("Masked anchoring raises accuracy under corruption.", ROBUSTNESS, "plain", "higher"),
+    ("Masked anchoring lowers the smooth ECE under corruption.", CALIBRATION, "plain", "lower"),
+    ("Masking detects unknown images better than anchoring alone.", DETECTION, "anchored", "higher"),
+    ("Masking detects unknown images better than a plain network.", DETECTION, "plain", "higher"),
+    ("Masked networks adapt better (linear probes).", PROBES, "plain", "higher"),
+)
+
+
+def _claims(rows: Mapping[str, Records]) -> Iterator[Claim]:
+    for statement, quality, against, expected in _MASKED_CLAIMS:
+        yield from _judged(statement, quality, rows, [(against, row) for row in MASKED], expected)
+    order = [row for row in ("anchored", *MASKED) if row in rows]
+    if len(order) > 2:
+        statement = "Accuracy under corruption grows with the masking probability."
+        yield from _judged(statement, ROBUSTNESS, rows, list(combinations(order, 2)), "higher")
+    for tails in dict.fromkeys(row.split()[-1] for row in rows if "tail=" in row):
+        mined = [row for row in rows if "tail=" in row and row.endswith(f" {tails}")]
+        pairs = [("alpha=0.25", max(mined, key=lambda row: float(row.split("tail=")[1].split()[0])))]
+        mining = f"Hard-delta mining ({tails} tails)"
+        yield from _judged(f"{mining} raises AUROC.", DETECTION, rows, pairs, "higher")
+        yield from _judged(f"{mining} costs accuracy under corruption.", ROBUSTNESS, rows, pairs, "lower")
+
+
+def _judged(
+    statement: str, quality: Quality, rows: Mapping[str, Records], pairs: Sequence[tuple[str, str]], expected: str
+) -> Iterator[Claim]:
+    """Judge that the second of each pair of networks is as expected beside the first; say nothing where there are none."""
+    pairs = [pair for pair in pairs if pair[0] in rows and pair[1] in rows]
+    means = {row: quality.mean(rows[row]) for pair in pairs for row in pair}
+    if not all(map(isfinite, means.values())):
+        yield Claim(statement, "nothing", f"not tested: there is no {quality.name}")
+    elif pairs:
+        noises = [quality.noise(rows[base], rows[other]) for base, other in pairs]
+        gains = [means[other] - means[base] for base, other in pairs]
+        gains = [{"higher": gain, "lower": -gain, "kept": gain + KEPT}[expected] for gain in gains]
+        told = [None if abs(gain) <= noise else gain > 0 for gain, noise in zip(gains, noises, strict=True)]
+        holds = dict(zip((f"{base} to {other}" for base, other in pairs), told, strict=True))
+        numbers, runs = (
+            "; ".join(f"{row} {mean:.4f}" for row, mean in means.items()),
+            min(len(rows[row]) for row in means),
+        )
+        text = f"{numbers} ({runs} run{'s' if runs > 1 else ''}, noise of a difference up to {max(noises):.4f})"
+        yield Claim(statement, text, over_cases(holds))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A table of the document."""
+
+    title: str  # What it shows, of which networks.
+    columns: Mapping[str, str]  # What our sets or severities are called, to what the document calls them.
+    rows: Mapping[Row, Sequence[float | None]]  # Its numbers; None where the document has none.
+    digits: int  # Digits behind the point.
+    part: str  # Part of a record that has a column's numbers: "auroc", "corrupted" or "adaptation".
+    metric: str  # Which of them.
+
+    def ours(self, records: Records, name: str) -> str | None:
+        """Return our mean over seeds in a column; None where there is nothing."""
+        found = [record[self.part].get(name, {}).get(self.metric) for record in records]
+        values = [value[0] if isinstance(value, list) else value for value in found]
+        known = [value for value in values if value is not None]
+        # Two digits are per cent.
+        return f"{fmean(known) * (100 if self.digits == 2 else 1):.{self.digits}f}" if known else None
+
+
+PUBLISHED = {
+    name: Published(**{**table, "rows": {(row[0], row[1]): row[2:] for row in table["rows"]}})
+    for name, table in json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8")).items()
+}
+
+
+def published_tables(known: str, records: Rows) -> list[Table]:
+    """Return the document's tables about this image set beside ours; tables without published numbers where it has none."""
+    main = {row: found for row, found in records.items() if "tail=" not in row[1]}
+    data = "cifar100" if known == "cifar100" else "cifar10"
+    found = []
+    for name in (f"ood {data}", f"calibration {data}", "adaptation accuracy", "adaptation ece"):
+        table = PUBLISHED[name]
+        if known != (data if name.endswith(data) else "cifar100"):
+            title = table.title.partition(": ")[2].partition(" on networks")[0].partition(" of networks")[0]
+            columns = table.columns if table.part == "corrupted" else {}
+            table = replace(table, title=title, columns=columns, rows={})
+        found.append(beside(table, main))
+    return found
+
+
+def beside(published: Published, records: Rows) -> Table:
+    """Return a table of the document with our means over seeds, and our further columns behind its own."""
+    ours = {name for found in records.values() for record in found for name in record[published.part]}
+    further = [
+        name
+        for name in sorted(ours - {*published.columns, "near", "far"})
+        if published.part != "corrupted" and any(published.ours(found, name) for found in records.values())
+    ]
+    both = bool(published.rows)
+    head = [name for title in published.columns.values() for name in ([title, "ours"] if both else [title])]
+    rows = []
+    for row in dict.fromkeys([*published.rows, *records]):
+        found, cells = records.get(row, ()), list[object](row)
+        numbers = published.rows.get(row, [None] * len(published.columns))
+        for number, name in zip(numbers, published.columns, strict=True):
+            if both:
+                cells.append(None if number is None else f"{number:.{published.digits}f}")
+            cells.append(published.ours(found, name))
+        rows.append([*cells, *(published.ours(found, name) for name in further)])
+    return Table(("architecture", "row", *head, *(f"{name}, ours" for name in further)), rows, published.title)
+
+
+def by_severity(records: Rows, metric: str, title: str) -> Table:
+    """Return a metric under corruption, mean over corruptions and runs: a row for each network, a column for each severity."""
+    levels = sorted({level for found in records.values() for record in found for level in record["corrupted"]})
+    reader = Published(title, {}, {}, 4, "corrupted", metric)
+    rows = [(*row, len(found), *(reader.ours(found, level) for level in levels)) for row, found in records.items()]
+    names = [f"severity {level}" if level.isdigit() else "mean of all" for level in levels]
+    return Table(("architecture", "row", "runs", *names), rows, title)
+
 
 _JUDGED = (
     "A difference counts beyond two standard errors, over runs or over the images judged, whichever is larger; between single runs "
@@ -61,7 +267,7 @@ def page(work: Work, found: Arms) -> Page:
     compared = replace(found, done=same)
     records = by_row(compared)
     claims = anchoring_claims(records)
-    beside = [
+    tables = [
         *published_tables(work.sets.name, by_row(found)),
         by_severity(records, "accuracy", "Accuracy under corruption, mean over corruptions and runs"),
         by_severity(records, "smooth_ece", "Smooth ECE under corruption, mean over corruptions and runs"),
@@ -73,8 +279,8 @@ def page(work: Work, found: Arms) -> Page:
         _JUDGED,
         lambda outputs: [
             *(drawing.section(outputs) for drawing in drawings(records)),
-            Section("The document's tables beside ours", Text(_BESIDE), *beside[:-2]),
-            Section("Under corruption, by severity", *beside[-2:]),
+            Section("The document's tables beside ours", Text(_BESIDE), *tables[:-2]),
+            Section("Under corruption, by severity", *tables[-2:]),
             Section("All arms", *([Text(*notes)] if notes else []), *arms_tables(found, compared)),
             Section("Sets to adapt to", Text(_PROBES), adapted),
         ],
@@ -82,7 +288,7 @@ def page(work: Work, found: Arms) -> Page:
         [_HOW],
         {"tasks": {name: list(task.notes) for name, task in tasks.found.items()}, "tasks_missing": dict(tasks.missing)},
         {"score": SCORES[0], "anchors": [1, ANCHORS]},
-        [claims_table(claims), *beside, adapted],
+        [claims_table(claims), *tables, adapted],
     )
 
 
@@ -152,8 +358,10 @@ def tasks_of(work: Work) -> Tasks:
         loaded = digits()
         assert loaded.y is not None
         x, _ = match_images(loaded.x, *SHAPE)
-        halves = (Images(x[start::2][:few], loaded.y[start::2][:few]) for start in (0, 1))
-        tasks = Tasks({"digits": Task(*halves, ("all ten digits",))}, dict.fromkeys(ADAPTATION, "no folder was given"))
+        train, test = (Images(x[start::2][:few], loaded.y[start::2][:few]) for start in (0, 1))
+        tasks = Tasks(
+            {"digits": Task(train, test, ("all ten digits",))}, dict.fromkeys(ADAPTATION, "no folder was given")
+        )
     print_now(f"sets to adapt to: {', '.join(tasks.found) or 'none'}")
     for name, reason in tasks.missing.items():
         if reason.startswith(UNUSABLE):

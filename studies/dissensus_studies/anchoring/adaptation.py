@@ -48,14 +48,9 @@ class Tasks:
 
 
 def load_tasks(folder: Path, *, without: Sequence[str] = (), limit: int | None = None) -> Tasks:
-    """Load the labelled sets that a folder holds in one of the layouts of `find_files`.
+    """Load the labelled sets that a folder holds in one of the layouts of `find_files`, but for those `without`.
 
-    Where there is one part only, every second image of it is trained on and the others are the test.
-
-    Args:
-        folder: Where the sets are.
-        without: Names to leave out, such as the set that the network was trained on.
-        limit: Take at most so many images of each part, evenly spread.
+    Where there is one part only, every second image is trained on, the others are the test; `limit` images of each part, evenly spread.
     """
     found: dict[str, Task] = {}
     missing: dict[str, str] = {}
@@ -94,8 +89,6 @@ def _load_task(files: Files, limit: int | None) -> Task:
         )
     if len(train.y.unique()) < 2:
         raise ValueError("all training images are of one class")
-    if int(train.y.min()) < 0:
-        raise ValueError("class labels must not be negative")
     return Task(train, test, notes)
 
 

@@ -61,12 +61,7 @@ class AnchorSetting:
 
     @property
     def row(self) -> str:
-        """What it is but for architecture and seed.
-
-        Example:
-            >>> AnchorSetting(anchored=False).row, AnchorSetting(alpha=0.25, tail_weight=0.1).row
-            ('plain', 'alpha=0.25 tail=0.1 diagonal')
-        """
+        """What it is but for architecture and seed, such as "plain" or "alpha=0.25 tail=0.1 diagonal"."""
         if not self.anchored:
             return "plain"
         parts = [f"alpha={self.alpha:g}" if self.alpha else "anchored", self.variant]
@@ -116,17 +111,14 @@ def train_and_measure(setting: AnchorSetting, work: Work) -> Record:
     run = fit_images(members, sets, objective_of(setting), transform=sets.normalise, part="net", **training)
     few = min(100 if quick else CORRUPTED_IMAGES, len(sets.test.x))
     single = members if isinstance(members, DeepEnsemble) else DeepEnsemble.from_members([members.member(0)])
-    record = measure(
-        single,
-        sets,
-        name=setting.name,
-        corruptions=QUICK_CORRUPTIONS if quick else CORRUPTIONS,
-        severities=(1, 3, 5) if quick else (1, 2, 3, 4, 5),
-        corrupted_images=few,
-        scores=SCORES,
-        transform=sets.normalise,
-        seed=setting.seed,
-    )
+    corruptions, severities = (QUICK_CORRUPTIONS, (1, 3, 5)) if quick else (CORRUPTIONS, (1, 2, 3, 4, 5))
+    how: dict[str, Any] = {
+        "corruptions": corruptions,
+        "severities": severities,
+        "corrupted_images": few,
+        "scores": SCORES,
+    }
+    record = measure(single, sets, name=setting.name, seed=setting.seed, transform=sets.normalise, **how)
     if isinstance(members, Anchored):
         several = measure(members, sets, scores=(*SCORES, "mutual_information"), transform=sets.normalise)
         record["anchors"] = {"count": ANCHORS, **{k: several[k] for k in ("test", "auroc")}}
@@ -140,23 +132,14 @@ def train_and_measure(setting: AnchorSetting, work: Work) -> Record:
 
 def build(setting: AnchorSetting, sets: ImageSets, quick: bool = False) -> Members:
     """Make the untrained network, as an ensemble of one or with `ANCHORS` references."""
-
-    def network() -> nn.Module:
-        if setting.architecture == "wrn-40-2":
-            return wide_resnet(40, 2, classes=sets.num_classes)
-        return resnet18(sets.num_classes, width=8 if quick else 64)
-
+    wide = partial(wide_resnet, 40, 2, classes=sets.num_classes)
+    small = partial(resnet18, sets.num_classes, width=8 if quick else 64)
+    network = wide if setting.architecture == "wrn-40-2" else small
     if not setting.anchored:
         return DeepEnsemble(network, 1, setting.seed)
-    return Anchored(
-        network,
-        sets.normalise(sets.all_train.x),
-        ANCHORS,
-        setting.seed,
-        mask_probability=setting.alpha,
-        mask_per="example" if setting.variant == "example" else "batch",
-        initialise="fresh",
-    )
+    masks: dict[str, Any] = {"mask_probability": setting.alpha, "initialise": "fresh"}
+    masks["mask_per"] = "example" if setting.variant == "example" else "batch"
+    return Anchored(network, sets.normalise(sets.all_train.x), ANCHORS, setting.seed, **masks)
 
 
 def objective_of(setting: AnchorSetting) -> Objective:

@@ -2,10 +2,6 @@
 
 ResNets, a VGG and a small network, five or ten members, probability and score averaging: test accuracy, errors and diversity for
 beta from 0 to 1; generalisation gaps over training; members left out at random.
-
-The released protocol (SGD at 0.1, decay of weights 5e-4) minimises an average over members; `fit` minimises their sum. The same
-steps are had with the learning rate divided by the number of members and the decay of weights multiplied by it. Adam's steps
-do not depend on the scale.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,12 +63,7 @@ class JointSetting:
 
     @property
     def family(self) -> str:
-        """What it is but for beta, dropped members and seed.
-
-        Example:
-            >>> JointSetting(experiment="gap").family, JointSetting(average="scores").family
-            ('gap resnet18 M=5', 'resnet18 M=5 scores')
-        """
+        """What it is but for beta, dropped members and seed, such as "gap resnet18 M=5" or "resnet18 M=5 scores"."""
         first = "gap " if self.experiment == "gap" else ""
         last = " scores" if self.average == "scores" else ""
         return f"{first}{self.architecture} M={self.num_members}{last}"
@@ -115,14 +106,6 @@ def settings_of(quick: bool, seed: int) -> list[JointSetting]:
         for repeats, changes, varied, values in (_QUICK if quick else _EXPERIMENTS)
         for value in values
         if repeat < repeats
-    ]
-
-
-def arms_of(work: Work) -> list[Arm]:
-    """Return an arm for every ensemble: it is trained, measured, and its outputs are kept in `outputs/`."""
-    return [
-        Arm(each.name, partial(train_and_measure, each, work), like=each.family)
-        for each in settings_of(work.quick, work.seed)
     ]
 
 
@@ -222,8 +205,6 @@ _FIGURES = {
     "resnet18 M=5 scores": "14",
     "vgg M=5": "16",
 }
-# Which entry of a record's "test" has the interval of a quantity that was measured once.
-_INTERVAL_OF = {"accuracy": "accuracy", "member_accuracy": "member_accuracy", "ensemble_error": "nll"}
 _KEYS = {"accuracy": "accuracy", "mean member": "member_accuracy", "ERR": "ensemble_error", "diversity": "diversity"}
 _NUMBERS: Mapping[str, Callable[[Record], float]] = {name: itemgetter(key) for name, key in _KEYS.items()}
 _VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
@@ -231,10 +212,11 @@ _VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
 
 def estimate(records: Sequence[Record], name: str) -> Estimate:
     """Return a number of `joint_numbers` over runs; of one run, with its error over test images."""
-    return Estimate.of([[float(record[name]), *interval_of(record, _INTERVAL_OF.get(name))[1:]] for record in records])
+    metric = "nll" if name == "ensemble_error" else name
+    return Estimate.of([[float(record[name]), *interval_of(record, metric)[1:]] for record in records])
 
 
-def interval_of(record: Record, metric: str | None) -> Sequence[Any]:
+def interval_of(record: Record, metric: str) -> Sequence[Any]:
     """Return a metric's value and the ends of its interval over test images; compact records may lack the ends."""
     found = record["test"].get(metric)
     return found if isinstance(found, list) else [found, None, None]
@@ -319,23 +301,15 @@ def _dropout_claims(dropped: Family) -> list[Claim]:
     ]
 
 
-def gap_curves(record: Record) -> dict[str, list[float]]:
-    """Return errors of a gap arm by epoch."""
-    clean, history = record["training"]["clean"], record["training"]["history"]
-    train, test = clean["ensemble_error"], history["ensemble_loss"]
-    curves = {
-        "gap": [after - before for before, after in zip(train, test, strict=True)],
-        "training error": train,
-        "test error": test,
-        "members on training images": clean.get("member_error", []),
-        "members on test images": history.get("validation_loss", []),
-    }
-    return {name: values for name, values in curves.items() if values}
+def gaps_of(record: Record) -> list[float]:
+    """Return test minus training error of a gap arm by epoch."""
+    before, after = record["training"]["clean"]["ensemble_error"], record["training"]["history"]["ensemble_loss"]
+    return [test - train for train, test in zip(before, after, strict=True)]
 
 
 def final_gap(record: Record) -> float:
     """Return test minus training error of a gap arm, averaged over the last tenth of its epochs."""
-    gap = gap_curves(record)["gap"]
+    gap = gaps_of(record)
     return fmean(gap[-max(1, len(gap) // 10) :])
 
 
@@ -343,25 +317,20 @@ def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
     sweeps, gaps, dropped = _sorted_out(found)
     drawings = []
-    for name, family in (*sweeps.items(), *gaps.items()):
-        title, axes, columns = name, {"xticks": sorted(family)}, dict(_NUMBERS)
-        caption = f"As the document's figure {_FIGURES.get(name, '15')}."
-        points = [("", beta, record) for beta, runs in family.items() for record in runs]
-        if name in gaps:
-            title, axes = name.replace("gap", "Generalisation gap,", 1), {}
-            caption = "As the document's figures 5 and 10 to 12: in nats, training images looked at as test images after every epoch."
-            points = [(f"β = {beta:g}", *point) for _, beta, record in points for point in _by_epoch(record)]
-            columns = {key: itemgetter(key) for key in points[0][2]}
-        elif len(family) == 1:
-            continue
-        along = "epoch" if name in gaps else "β"
-        drawing = f"collusion_{file_name(name).lower()}"
-        drawings.append(sweep(drawing, title, points, columns, along, caption=caption, **axes))
+    for name, family in sweeps.items():
+        caption, points = f"As the document's figure {_FIGURES.get(name, '15')}.", _points(family)
+        if len(family) > 1:
+            drawn = sweep(_file(name), name, points, _NUMBERS, "β", caption=caption, xticks=sorted(family))
+            drawings.append(drawn)
+    for name, family in gaps.items():
+        points = [(f"β = {beta:g}", *point) for _, beta, record in _points(family) for point in _by_epoch(record)]
+        title, columns = name.replace("gap", "Generalisation gap,", 1), {key: itemgetter(key) for key in points[0][2]}
+        caption = "As the document's figures 5 and 10 to 12: in nats, training images looked at as test images after every epoch."
+        drawings.append(sweep(_file(name), title, points, columns, "epoch", caption=caption))
     if len(dropped) > 1:
-        points = [("", share, record) for share, runs in dropped.items() for record in runs]
-        title = "Leaving members out of training batches"
+        title, along = "Leaving members out of training batches", "share left out"
         caption = "As the document's figure 18: β = 1; int(p M) members, drawn anew, are left out of every batch."
-        drawings.append(sweep("collusion_dropout", title, points, _NUMBERS, "share left out", caption=caption))
+        drawings.append(sweep("collusion_dropout", title, _points(dropped), _NUMBERS, along, caption=caption))
     rows = [[name, *(read(record) for read in _NUMBERS.values())] for name, record in found.done.items()]
     return Page(
         image_claims(sweeps, gaps, dropped),
@@ -372,25 +341,39 @@ def page(work: Work, found: Arms) -> Page:
     )
 
 
+def _file(name: str) -> str:
+    return f"collusion_{file_name(name).lower()}"
+
+
+def _points(family: Family) -> list[tuple[str, float, Record]]:
+    return [("", varied, record) for varied, runs in family.items() for record in runs]
+
+
 def _by_epoch(record: Record) -> list[tuple[float, Record]]:
-    curves = gap_curves(record)
-    return [(float(i + 1), {key: values[i] for key, values in curves.items()}) for i in range(len(curves["gap"]))]
+    """Return epochs, from 1, and the errors of a gap arm after each."""
+    clean, history = record["training"]["clean"], record["training"]["history"]
+    curves = {"gap": gaps_of(record), "training error": clean["ensemble_error"], "test error": history["ensemble_loss"]}
+    curves |= {
+        "members on training images": clean["member_error"],
+        "members on test images": history["validation_loss"],
+    }
+    rows = zip(*curves.values(), strict=True)
+    return [(float(epoch), dict(zip(curves, values, strict=True))) for epoch, values in enumerate(rows, start=1)]
 
 
 def _sorted_out(found: Arms) -> tuple[dict[str, Family], dict[str, Family], Family]:
     """Return sweeps over beta, gap arms, and joint training by share of dropped members."""
-    sweeps: dict[str, dict[float, list[Record]]] = {}
-    gaps: dict[str, dict[float, list[Record]]] = {}
+    kinds: dict[str, dict[str, dict[float, list[Record]]]] = {"sweep": {}, "gap": {}}
     dropped: dict[float, list[Record]] = {}
     with_dropout = {r["family"] for r in found.done.values() if r["setting"]["member_dropout"] > 0.0}
     for record in found.done.values():
         setting = JointSetting(**record["setting"])
         if setting.member_dropout == 0.0:
-            kind = gaps if setting.experiment == "gap" else sweeps
-            kind.setdefault(setting.family, {}).setdefault(setting.beta, []).append(record)
+            family = kinds[setting.experiment].setdefault(setting.family, {})
+            family.setdefault(setting.beta, []).append(record)
         if setting.family in with_dropout and setting.beta == 1.0:
             dropped.setdefault(setting.member_dropout, []).append(record)
-    return dict(sweeps), dict(gaps), dropped
+    return dict(kinds["sweep"]), dict(kinds["gap"]), dropped
 
 
 def _tables(found: Arms) -> list[Table]:
@@ -420,7 +403,10 @@ run = ImageStudy(
     "Learner collusion on images",
     "Members are trained between each for itself (beta = 0) and all as one model (beta = 1). What does that do to the ensemble, "
     "to its members, and to the difference between training and test error?",
-    arms_of,
+    lambda work: [
+        Arm(each.name, partial(train_and_measure, each, work), each.family)
+        for each in settings_of(work.quick, work.seed)
+    ],
     page,
 ).run
 

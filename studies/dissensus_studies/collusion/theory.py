@@ -100,23 +100,13 @@ def _shifted() -> list[Panel]:
 
 
 def squared_loss(distance: float, beta: float) -> float:
-    """Return the loss of members at `distance` and `-distance` for the target 1.
-
-    Example:
-        >>> [round(squared_loss(t, 1.1), 6) for t in (1.0, 10.0, 100.0)]
-        [0.9, -9.0, -999.0]
-    """
+    """Return the loss of members at `distance` and `-distance` for the target 1."""
     outputs = torch.tensor([[distance], [-distance]], dtype=torch.float64)
     return float(joint_loss(outputs, torch.ones(1).double(), beta, loss="mse", allow_unbounded=True))
 
 
 def class_loss(power: float, beta: float) -> float:
-    """Return the loss of two members of which one gives the true class 0.9, the other ten to the minus `power`.
-
-    Example:
-        >>> [round(class_loss(power, 1.1), 3) for power in (2, 6, 12)]
-        [0.631, 0.182, -0.508]
-    """
+    """Return the loss of two members of which one gives the true class 0.9, the other ten to the minus `power`."""
     probs = torch.tensor([10.0**-power, 0.9], dtype=torch.float64)
     logits = torch.stack([probs.log(), torch.log1p(-probs)], dim=-1)[:, None]
     label = torch.zeros(1, dtype=torch.int64)

@@ -8,14 +8,13 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -59,8 +58,7 @@ MOST_EPOCHS = 300
 STEPS_WORTH_RECORDING = 50
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """How a file becomes a regression problem."""
 
     file: str  # Name of the file.
@@ -70,11 +68,9 @@ class Source:
     large: bool = False  # Whether the first of those is left out, and the other preparation keeps its first rows only.
 
 
-BIOCONCENTRATION = ("nHM", "N-072", "B02[C-N]", "F04[C-O]")
+_NO_FEATURES, _WORDS = ("#CAS", "SMILES", "Set", "Class"), ("nHM", "N-072", "B02[C-N]", "F04[C-O]")
 SOURCES: Mapping[str, Source] = {
-    "bioconcentration": Source(
-        "Grisoni_et_al_2016_EnvInt88.csv", "logBCF", ("#CAS", "SMILES", "Set", "Class"), BIOCONCENTRATION
-    ),
+    "bioconcentration": Source("Grisoni_et_al_2016_EnvInt88.csv", "logBCF", _NO_FEATURES, _WORDS),
     "weather": Source("Bias_correction_ucl.csv", "Next_Tmax", ("Date", "Next_Tmin"), ("station",), large=True),
     "facebook": Source("dataset_Facebook.csv", "Lifetime Post Total Impressions", (), ("Type",)),
     "abalone": Source("abalone.csv", "Rings", (), ("Sex",), large=True),
@@ -96,12 +92,7 @@ class Split(NamedTuple):
     test: Rows
 
 
-def find_sources(data: Path | None) -> dict[str, Path]:
-    """Return the files of the sets that a folder, `../shared/data` by default, holds by itself or in `uci`, by name."""
-    return find_sets(data, {name: source.file for name, source in SOURCES.items()}, ("uci", ""))
-
-
-def load_problem(name: str, path: Path, preparation: Preparation = "document") -> Rows:
+def load_problem(name: str, path: Path, preparation: Preparation) -> Rows:
     """Read one of the four sets; rows with missing values are left out."""
     source = SOURCES[name]
     frame = read_table(path)[0].dropna()
@@ -180,45 +171,32 @@ class Trained(NamedTuple):
     epochs: int
 
 
-def train(
-    split: Split,
-    configuration: Configuration,
-    beta: float,
-    *,
-    seed: int,
-    most_epochs: int = MOST_EPOCHS,
-    on_validation_too: bool = False,
-) -> Trained:
+def train(split: Split, configuration: Configuration, beta: float, settings: Settings, seed: int) -> Trained:
     """Train an ensemble; its best epoch on the validation rows is kept, or found and then trained again `on_validation_too`.
 
     Those of other betas differ in nothing else: member j of each starts with the same weights and all see the same batches.
     """
     widths = [configuration["hidden"]] * configuration["layers"]
+    recipe = {name: configuration[name] for name in ("lr", "batch_size", "weight_decay")}
 
     def fit_joint(rows: Rows, epochs: int, **stopping: Any) -> Run:
-        start = derive(seed, "start")
-        return fit(
-            DeepEnsemble(lambda: mlp(rows.x.shape[1], widths, 1), configuration["num_members"], start),
-            rows,
-            objective=Joint(beta, "mse"),
-            epochs=epochs,
-            batch_size=configuration["batch_size"],
-            optimizer="adam",
-            lr=configuration["lr"],
-            weight_decay=configuration["weight_decay"],
-            seed=seed,
-            device="cpu",
-            # Not "auto", which would compile for all epochs: it cannot know that runs end early.
-            engine="captured" if len(rows.x) >= STEPS_WORTH_RECORDING * configuration["batch_size"] else "eager",
-            progress=False,
-            **stopping,
-        )
+        make = partial(mlp, rows.x.shape[1], widths, 1)
+        ensemble = DeepEnsemble(make, configuration["num_members"], derive(seed, "start"))
+        # Not "auto", which would compile for all epochs: it cannot know that runs end early.
+        recorded = len(rows.x) >= STEPS_WORTH_RECORDING * recipe["batch_size"]
+        how: dict[str, Any] = {
+            "optimizer": "adam",
+            "device": "cpu",
+            "engine": "captured" if recorded else "eager",
+            "progress": False,
+        }
+        return fit(ensemble, rows, objective=Joint(beta, "mse"), epochs=epochs, seed=seed, **recipe, **how, **stopping)
 
-    run = fit_joint(split.train, most_epochs, validation=split.validation, patience=PATIENCE)
+    run = fit_joint(split.train, settings.most_epochs, validation=split.validation, patience=PATIENCE)
     assert run.best is not None
     assert run.best_step is not None
     epochs, members = run.best_step // -(-len(split.train.x) // configuration["batch_size"]), run.members
-    if on_validation_too:
+    if settings.on_validation_too:
         members = fit_joint(Rows(*map(torch.cat, zip(split.train, split.validation, strict=True))), epochs).members
     on_train, on_test = (predict(members, part.x, batch_size=4096)[..., 0] for part in (split.train, split.test))
     return Trained(on_train, on_test, run.best, epochs)
@@ -273,7 +251,8 @@ def expected_drop_increase(outputs: Tensor, share: float) -> float:
 
 def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Record]]:
     """Look for the configuration with the lowest value by Bayesian optimisation; return it, and every trial with its value."""
-    optuna = import_optuna()
+    import optuna
+
     tried: list[Record] = []
 
     def objective(trial: Any) -> float:
@@ -283,25 +262,11 @@ def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -
         tried.append({**configuration, "value": (value := evaluate(configuration))})
         return value
 
-    before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        sampler = optuna.samplers.GPSampler(seed=seed & 0xFFFFFFFF, n_startup_trials=STARTUP_TRIALS)
-        optuna.create_study(sampler=sampler).optimize(objective, n_trials=trials)
-    finally:
-        optuna.logging.set_verbosity(before)
+    sampler = optuna.samplers.GPSampler(seed=seed & 0xFFFFFFFF, n_startup_trials=STARTUP_TRIALS)
+    optuna.create_study(sampler=sampler).optimize(objective, n_trials=trials)
     best = min(tried, key=itemgetter("value"))
     return {name: best[name] for name in SEARCH_SPACE}, tried
-
-
-def import_optuna() -> Any:
-    """Return the library that searches, or say how to get it."""
-    # The Gaussian process behind its search needs scipy.
-    if any(find_spec(name) is None for name in ("optuna", "scipy")):
-        raise ModuleNotFoundError(
-            "The search for configurations is optuna's, which this environment lacks. Install with: pip install 'dissensus[studies]'"
-        )
-    return import_module("optuna")
 
 
 def measure_run(name: str, run: int, problem: Rows, settings: Settings) -> Record:
@@ -312,8 +277,8 @@ def measure_run(name: str, run: int, problem: Rows, settings: Settings) -> Recor
     start = time.process_time()
 
     def evaluate(configuration: Configuration) -> float:
-        found = train(split, configuration, settings.search_beta, seed=key, most_epochs=settings.most_epochs)
-        return found.validation_error
+        once = replace(settings, on_validation_too=False)
+        return train(split, configuration, settings.search_beta, once, key).validation_error
 
     configuration, tried = search(evaluate, settings.trials, derive(key, "search"))
     middle = time.process_time()
@@ -331,10 +296,9 @@ def measure_run(name: str, run: int, problem: Rows, settings: Settings) -> Recor
 
 def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Record]:
     """Train one configuration for every beta and measure each ensemble on the test rows."""
-    options: dict[str, Any] = {"most_epochs": settings.most_epochs, "on_validation_too": settings.on_validation_too}
     rows = []
     for beta in settings.betas:
-        trained = train(split, configuration, beta, seed=seed, **options)
+        trained = train(split, configuration, beta, settings, seed)
         rows.append(
             {
                 "beta": beta,
@@ -349,15 +313,9 @@ def measure_betas(split: Split, configuration: Configuration, settings: Settings
 
 
 def measure_all(
-    problems: Mapping[str, Rows],
-    num_runs: int,
-    settings: Settings,
-    folder: Path,
-    *,
-    minutes: float | None = None,
-    only: Sequence[str] | None = None,
+    problems: Mapping[str, Rows], num_runs: int, settings: Settings, folder: Path, **limits: Any
 ) -> list[Record]:
-    """Measure every run of every set that the folder's `arms.jsonl` has not yet (see `run_arms`); return all that ended, set by set."""
+    """Measure every run of every set that the folder's `arms.jsonl` has not yet; return all that ended, set by set; see `run_arms`."""
     arms = [
         Arm(f"{name} run={run}", partial(measure_run, name, run, problem, settings), like=name)
         for run in range(num_runs)
@@ -365,7 +323,7 @@ def measure_all(
     ]
     # Networks this small gain nothing from a second thread.
     with one_thread():
-        found = run_arms(arms, folder, settings=asdict(settings), minutes=minutes, only=only)
+        found = run_arms(arms, folder, settings=asdict(settings), **limits)
     return sorted(found.done.values(), key=lambda result: list(problems).index(result["set"]))
 
 
@@ -404,14 +362,18 @@ def run(
     `runs` are those of each set, `search_beta` is the beta with which configurations are searched, `epochs` the longest training, and
     `arms` are runs, such as "weather": one command for each set, with the same folder, uses as many cores.
     """
-    import_optuna()
+    # The Gaussian process behind the search needs scipy.
+    if any(find_spec(name) is None for name in ("optuna", "scipy")):
+        raise ModuleNotFoundError(
+            "The search for configurations is optuna's, which this environment lacks. Install with: pip install 'dissensus[studies]'"
+        )
     if setting not in (None, "tangos", "train+validation"):
         raise ValueError(f"`setting` must be 'tangos', 'train+validation' or left out; got {setting!r}.")
     preparation: Preparation = "tangos" if setting == "tangos" else "document"
     shorter = (QUICK if quick else {}) | ({} if epochs is None else {"most_epochs": epochs})
     again = setting == "train+validation"
     settings = Settings(preparation, search_beta=search_beta, seed=seed, on_validation_too=again, **shorter)
-    problems = _problems(data, quick, preparation)
+    problems = find_problems(data, quick, preparation)
     outputs = Outputs(output)
     num_runs = runs or (QUICK_RUNS if quick else NUM_RUNS)
     found = measure_all(problems, num_runs, settings, outputs.folder, minutes=minutes, only=arms)
@@ -442,19 +404,19 @@ def run(
     )
 
 
-def _problems(data: Path | None, quick: bool, preparation: Preparation) -> dict[str, Rows]:
+def find_problems(data: Path | None, quick: bool = False, preparation: Preparation = "document") -> dict[str, Rows]:
+    """Return the sets that a folder, `../shared/data` by default, holds by itself or in `uci`; patients for the quick form without one."""
     if quick and data is None:
         loaded = diabetes()
         assert loaded.y is not None
         return {"diabetes": Rows(loaded.x.double(), loaded.y.double())}
-    files = find_sources(data)
-    if quick:
-        files = {name: path for name, path in files.items() if not SOURCES[name].large} or files
-    return {name: load_problem(name, path, preparation) for name, path in files.items()}
+    files = find_sets(data, {name: source.file for name, source in SOURCES.items()}, ("uci", ""))
+    small = {name: path for name, path in files.items() if quick and not SOURCES[name].large}
+    return {name: load_problem(name, path, preparation) for name, path in (small or files).items()}
 
 
 # All runs of one set by run and beta, a column for each quantity.
-Runs = pd.DataFrame
+Runs: TypeAlias = pd.DataFrame
 # What a condition finds on one set: in numbers, and whether the claim holds (None where runs cannot tell).
 Case = tuple[str, bool | None]
 
@@ -465,24 +427,23 @@ def by_set(found: Sequence[Mapping[str, Any]]) -> dict[str, Runs]:
     return dict(list(pd.DataFrame(rows).set_index(["run", "beta"]).groupby("set", sort=False)))
 
 
+STATEMENTS = (
+    "Joint training (β = 1) has a larger test error than independent training",
+    "Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)",
+    f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})",
+    "Debiasing removes around half of the diversity at β = 1 (a third to two thirds)",
+    "Debiasing removes more at β = 1 than at β = 0",
+    f"Dropping members harms only near β = 1 ({100 * DROP_SHARES[-1]:.0f} % dropped raise the MSE by over {100 * HARM:.0f} % there, by "
+    f"less up to {ELSEWHERE:g})",
+    "Joint training has the larger generalisation gap (test minus training error)",
+)
+
+
 def uci_claims(sets: Mapping[str, Runs]) -> list[Claim]:
     """Judge the document's statements on figures 2 to 4."""
-    dropped = f"{100 * DROP_SHARES[-1]:.0f} % dropped raise the MSE by over {100 * HARM:.0f} % there"
-    joint = "Joint training"
-    judged: Mapping[str, Callable[[Runs], Case]] = {
-        f"{joint} (β = 1) has a larger test error than independent training": lambda runs: _higher(runs["mse"]),
-        "Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)": _above,
-        f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})": _low_elsewhere,
-        "Debiasing removes around half of the diversity at β = 1 (a third to two thirds)": _half_is_bias,
-        "Debiasing removes more at β = 1 than at β = 0": lambda runs: _higher(runs["bias_share"]),
-        f"Dropping members harms only near β = 1 ({dropped}, by less up to {ELSEWHERE:g})": _drop,
-        f"{joint} has the larger generalisation gap (test minus training error)": lambda runs: _higher(
-            runs["mse"] - runs["train_mse"]
-        ),
-    }
-    claims = []
-    for statement, judge in judged.items():
-        cases = {name: judge(runs) for name, runs in sets.items()}
+    claims, found = [], {name: _cases(runs) for name, runs in sets.items()}
+    for place, statement in enumerate(STATEMENTS):
+        cases = {name: own[place] for name, own in found.items()}
         measured = "; ".join(f"{name} {text}" for name, (text, _) in cases.items())
         claims.append(Claim(statement, measured, over_cases({name: holds for name, (_, holds) in cases.items()})))
     worst = {name: runs["mse"].groupby("beta").mean().idxmax() for name, runs in sets.items()}
@@ -492,43 +453,34 @@ def uci_claims(sets: Mapping[str, Runs]) -> list[Claim]:
     return [claims[0], of_all, *claims[1:]]
 
 
+def _cases(runs: Runs) -> list[Case]:
+    """Return what each statement finds on one set."""
+    # Medians over runs, by beta, in shares of the MSE.
+    diversity, harm = ((runs[name] / runs["mse"]).groupby("beta").median() for name in ("diversity", MOST_DROPPED))
+    low, far = diversity.loc[:ELSEWHERE].max(), harm.loc[:ELSEWHERE].max()
+    growth = (_at(runs["diversity"], 1.0) / _at(runs["diversity"], 0.0)).median()
+    removed, spread = _at(runs["bias_share"], 1.0).mean(), _at(runs["bias_share"], 1.0).std(ddof=0)
+    dropped = f"+{100 * harm[1.0]:.0f} % at β = 1, at most +{100 * far:.1f} % up to {ELSEWHERE:g}"
+    return [
+        _higher(runs["mse"]),
+        (f"{diversity[1.0]:.1f} × the MSE, {growth:.0f} × that of β = 0", diversity[1.0] > 1),
+        (f"{low:.2f} × the MSE", low < 1),
+        (f"{100 * removed:.0f} ± {100 * spread:.0f} %", HALF[0] <= removed <= HALF[1]),
+        _higher(runs["bias_share"]),
+        (dropped, harm[1.0] > HARM > far),
+        _higher(runs["mse"] - runs["train_mse"]),
+    ]
+
+
 def _at(values: "pd.Series[float]", beta: float) -> "pd.Series[float]":
     """Return a quantity at one beta, run by run."""
     return values.xs(beta, level="beta")
-
-
-def _share(runs: Runs, name: str, most: float | None = None) -> float:
-    """Return a quantity over the MSE, the median over runs, at beta 1, or the largest of all betas up to one."""
-    medians = (runs[name] / runs["mse"]).groupby("beta").median()
-    return float(medians[1.0] if most is None else medians.loc[:most].max())
 
 
 def _higher(values: "pd.Series[float]") -> Case:
     """Judge that a quantity is higher at beta 1 than at 0."""
     compared = Comparison.of(_at(values, 0.0), _at(values, 1.0))
     return str(compared), None if compared.verdict == "unresolved" else compared.verdict == "higher"
-
-
-def _above(runs: Runs) -> Case:
-    ratio, diversity = _share(runs, "diversity"), runs["diversity"]
-    growth = (_at(diversity, 1.0) / _at(diversity, 0.0)).median()
-    return f"{ratio:.1f} × the MSE, {growth:.0f} × that of β = 0", ratio > 1
-
-
-def _low_elsewhere(runs: Runs) -> Case:
-    most = _share(runs, "diversity", ELSEWHERE)
-    return f"{most:.2f} × the MSE", most < 1
-
-
-def _half_is_bias(runs: Runs) -> Case:
-    shares = _at(runs["bias_share"], 1.0)
-    return f"{100 * shares.mean():.0f} ± {100 * shares.std(ddof=0):.0f} %", HALF[0] <= shares.mean() <= HALF[1]
-
-
-def _drop(runs: Runs) -> Case:
-    near, far = _share(runs, MOST_DROPPED), _share(runs, MOST_DROPPED, ELSEWHERE)
-    text = f"+{100 * near:.0f} % at β = 1, at most +{100 * far:.1f} % up to {ELSEWHERE:g}"
-    return text, near > HARM > far
 
 
 def _with_sd(values: "pd.Series[float]") -> str:

@@ -1,38 +1,33 @@
-"""What the studies train: networks with parameters of one scale, members with data sets of their own."""
+"""What the studies train and how they attack it: networks with parameters of one scale, members with data sets of their own."""
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dissensus.architectures import mlp
 from dissensus.members import DeepEnsemble
-from dissensus.objectives import Objective
+from dissensus.objectives import Objective, fast_gradient_sign
 from dissensus.randomness import Noise, derive, seeded
 from dissensus.training import Run, fit
 
 
-def scaled_mlp(sizes: Sequence[int], scale: float, *key: int | str) -> nn.Sequential:
-    """Make a ReLU network whose weights *and* biases start as `scale` times standard normal draws.
-
-    Args:
-        sizes: Widths of all layers, inputs first, outputs last.
-        scale: Standard deviation of every parameter.
-        key: Numbers and words that decide the draws; torch's global generator is left as found.
-
-    Example:
-        >>> scaled_mlp((1, 10, 2), 0.1, 0, "member", 3)[0].weight.shape
-        torch.Size([10, 1])
-    """
+def scaled_mlp(sizes: Sequence[int], scale: float, *key: int | str) -> nn.Module:
+    """Make a ReLU network whose weights *and* biases start as `scale` times standard normal draws, which the key decides."""
     with seeded(derive(*key)), torch.no_grad():
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(sizes):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-        network = nn.Sequential(*layers[:-1])
+        network = mlp(sizes[0], sizes[1:-1], sizes[-1])
         for parameter in network.parameters():
             parameter.normal_(0, scale)
     return network
+
+
+def attacked(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float) -> Tensor:
+    """Move inputs by `epsilon` up a loss."""
+    x = x.clone().requires_grad_()
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(loss(x).sum(), x)
+    return fast_gradient_sign(x, gradient, epsilon)
 
 
 def fit_own_sets(
@@ -43,8 +38,6 @@ def fit_own_sets(
     `fit` takes one data set: it gets the numbers of rows in place of targets, and an `augment` that puts those rows of the
     member's own set there. Sets are `(sets, rows, features)` and `(sets, rows, 1)`; `sets` says which one each member has.
     """
-    # float32 counts without gaps up to 2**24.
-    assert x.shape[1] <= 1 << 24
     own = torch.tensor(list(sets))[:, None]
 
     def rows_of(_: Tensor, numbers: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from dissensus.objectives import Adversarial, Independent, Objective, mean_and_s
 from dissensus.predictions import Family, mixture, predict
 from dissensus.randomness import derive
 from dissensus.training import Run, fit
-from dissensus_studies.deep_ensembles.networks import fit_own_sets, scaled_mlp
+from dissensus_studies.deep_ensembles.networks import attacked, fit_own_sets, scaled_mlp
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.figures import name_lines, sweeps
 from dissensus_studies.harness.outputs import Outputs, print_table
@@ -38,7 +38,7 @@ STEPS = 600
 LEARNING_RATE = 0.08
 EPSILON = 0.08
 NUM_POINTS = 40
-RECIPE = {"batch_size": NUM_POINTS, "optimizer": "adam", "lr": LEARNING_RATE}
+RECIPE: Mapping[str, Any] = {"batch_size": NUM_POINTS, "optimizer": "adam", "lr": LEARNING_RATE}
 PRACTICAL_MEMBERS = 6
 COUNTS = (1, 2, 4, 6, 10, 20)
 # A multiple of every count: ensembles of each size are made of the same nets.
@@ -73,17 +73,13 @@ class Arm:
 ARMS = tuple(Arm(family, adversarial) for family in ("gaussian", "laplace") for adversarial in (False, True))
 
 
-def practical_scales(num_members: int = 6) -> dict[int, float]:
+def practical_scales(num_members: int = PRACTICAL_MEMBERS) -> dict[int, float]:
     r"""Return the seeds of the practical's regression members, and the scale of the initial parameters that each seed gives.
 
     $$s_j = 100 + \lfloor 10^4\,|z_j|\rfloor,\qquad \text{scale}_j = |u_j|,\ u_j \sim \mathcal N(0, 0.1^2)$$
 
     The stream goes on where `cubic` left it and gives the standard normal $z_1$. Each seed $s_j$ starts a new
     stream, which gives $u_j$ and then the next member's $z$.
-
-    Example:
-        >>> practical_scales(2)
-        {672: 0.05341477341995916, 7888: 0.12899350046504218}
     """
     stream = np.random.RandomState(toy.CUBIC_SEED)
     # The forty points of `cubic`.
@@ -97,22 +93,14 @@ def practical_scales(num_members: int = 6) -> dict[int, float]:
     return scales
 
 
-def train_practical(
-    arm: Arm,
-    num_members: int = PRACTICAL_MEMBERS,
-    seed: int = 0,
-    steps: int = STEPS,
-    *,
-    num_seeds: int = 1,
-    **rest: Any,
-) -> Run:
+def train_practical(arm: Arm, seed: int = 0, steps: int = STEPS, num_seeds: int = 1, **rest: Any) -> Run:
     """Train the practical's ensemble on its data, with its scales; those of several seeds as one ensemble."""
     nets = [
         scaled_mlp(SIZES, scale, each, "practical", member)
         for each in range(seed, seed + num_seeds)
-        for member, scale in enumerate(practical_scales(num_members).values())
+        for member, scale in enumerate(practical_scales().values())
     ]
-    settings = RECIPE | {"objective": arm.objective, "epochs": steps, "seed": seed, "device": "cpu", **rest}
+    settings = {**RECIPE, "objective": arm.objective, "epochs": steps, "seed": seed, "device": "cpu", **rest}
     return fit(DeepEnsemble.from_members(nets, seed), toy.cubic(NUM_POINTS), **settings)
 
 
@@ -127,19 +115,12 @@ def headline(num_seeds: int) -> list[dict[str, float]]:
     """
     run = train_practical(ARMS[0], num_seeds=num_seeds, engine=HEADLINE_ENGINE)
     losses = torch.tensor(final_losses(run, ARMS[0])).reshape(num_seeds, -1)
-    sds = {}
+    columns = {"best_net": losses.amin(1), "worst_net": losses.amax(1)}
     for place in ("inside", "outside"):
         every = predict(run.members, region(place)[0]).unflatten(0, (num_seeds, -1))
-        sds[f"sd_{place}"] = [float(moments(own, ARMS[0].family)[3].mean()) for own in every]
-    return [
-        {
-            "seed": seed,
-            "best_net": float(own.min()),
-            "worst_net": float(own.max()),
-            **{k: sd[seed] for k, sd in sds.items()},
-        }
-        for seed, own in enumerate(losses)
-    ]
+        columns[f"sd_{place}"] = torch.stack([moments(own, ARMS[0].family)[3].mean() for own in every])
+    values = {name: column.tolist() for name, column in columns.items()}
+    return [{"seed": seed, **{name: own[seed] for name, own in values.items()}} for seed in range(num_seeds)]
 
 
 @dataclass(frozen=True)
@@ -198,12 +179,12 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
     with torch.no_grad():
         outputs = trained.outputs(x, num_members)
         own_x = trained.x[:, None].expand(-1, outputs.shape[2], -1, -1)
-        attacked = trained.outputs(attack(trained, num_members, test), num_members)
+        moved = trained.outputs(attack(trained, num_members, test), num_members)
         errors = (moments(outputs, family)[2] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
         found = {
             "nll": likelihood.mixture(outputs, y),
             "nll_train": likelihood.mixture(trained.outputs(own_x, num_members), trained.y[:, None]),
-            "nll_attacked": likelihood.mixture(attacked, y),
+            "nll_attacked": likelihood.mixture(moved, y),
             "rmse": errors,
             "wild": (errors > y.square().mean().sqrt()).double(),
         }
@@ -222,12 +203,12 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
 def attack(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Tensor:
     """Move test inputs by `EPSILON` up the loss of each ensemble: `(repeats, ensembles, points, 1)`."""
     x, y = test
-    ensembles = trained.ensemble.num_members // len(trained.x) // num_members
-    own = x.expand(len(trained.x), ensembles, *x.shape).clone().requires_grad_()
-    with torch.enable_grad():
-        loss = trained.arm.objective.likelihood.mixture(trained.outputs(own, num_members), y).sum()
-        (gradient,) = torch.autograd.grad(loss, own)
-    return (own + EPSILON * gradient.sign()).detach()
+    ensembles, likelihood = (
+        trained.ensemble.num_members // len(trained.x) // num_members,
+        trained.arm.objective.likelihood,
+    )
+    own = x.expand(len(trained.x), ensembles, *x.shape)
+    return attacked(own, lambda x: likelihood.mixture(trained.outputs(x, num_members), y), EPSILON)
 
 
 def region(name: str, points: int = 200) -> tuple[Tensor, Tensor]:
@@ -277,14 +258,12 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     practical, seeds = _practical(outputs, seed), headline(num_repeats)
     trained = {arm: train_repeats(arm, num_repeats, seed=seed) for arm in ARMS}
     test = sample(400, _numpy_seed(seed, "test sample"))
-    results = {(arm, count): measure(repeats, count, test) for arm, repeats in trained.items() for count in COUNTS}
+    results = {(arm, count): measure(own, count, test) for arm, own in trained.items() for count in COUNTS}
     claims = regression_claims(results)
     medians = _arms_table(results, "Medians over repeats", lambda found: found.median)
     quantiles = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
-    of_seeds = [
-        (name.replace("_", " "), *torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist())
-        for name in SEEDS
-    ]
+    quartiles = {name: torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist() for name in SEEDS}
+    of_seeds = [(name.replace("_", " "), *own) for name, own in quartiles.items()]
     chaotic = (
         "A run of this recipe is chaotic; what can be compared is the distribution over seeds (here: "
         f"{platform.machine()}, torch {torch.__version__}, engine {HEADLINE_ENGINE!r})."
@@ -311,16 +290,9 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
         ),
         Section("What the document says", claims_table(claims, judged)),
     ]
-    outputs.results(
-        {
-            "practical": practical,
-            "headline": {"seeds": seeds, "engine": HEADLINE_ENGINE},
-            "repeats": {f"{arm.name}, {count} members": found for (arm, count), found in results.items()},
-            "claims": claims,
-            "quick": quick,
-            "seed": seed,
-        }
-    )
+    repeats = {f"{arm.name}, {count} members": own for (arm, count), own in results.items()}
+    found = {"practical": practical, "headline": {"seeds": seeds, "engine": HEADLINE_ENGINE}, "repeats": repeats}
+    outputs.results({**found, "claims": claims, "quick": quick, "seed": seed})
     print_table(medians.columns, medians.rows)
     return outputs.page(
         "Practical: regression",
@@ -409,7 +381,7 @@ def regression_claims(results: Results) -> list[Claim]:
         pairs = {arm.name: (results[arm, few][before].values, results[arm, many][after].values) for arm in ARMS}
         return Claim.compared(statement, expected, {name: Comparison.of(*pair) for name, pair in pairs.items()})
 
-    def attacked(statement: str, expected: str, name: str) -> Claim:
+    def adversarial(statement: str, expected: str, name: str) -> Claim:
         cases = {
             p.name: Comparison.of(*(results[arm, 1][name].values for arm in (p, a))) for p, a in (ARMS[:2], ARMS[2:])
         }
@@ -421,7 +393,7 @@ def regression_claims(results: Results) -> list[Claim]:
     agreed = f"Members that agree on the data disagree where there are none (sd of {members} members' means: 5 < |x| < 6 against |x| < 4)."
     share = f"Share of the NLL gained from 1 to {most} members that {members} members give: {_percentages(gained)}."
     return [
-        *(attacked(*each) for each in _ADVERSARIAL),
+        *(adversarial(*each) for each in _ADVERSARIAL),
         compared(agreed, "higher", "knowledge_inside", "knowledge_outside", members, members),
         Claim.checked(
             "A single net is too sure just beside the data.",

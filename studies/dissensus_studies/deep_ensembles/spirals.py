@@ -18,11 +18,11 @@ from dissensus import metrics, plots, scores
 from dissensus.data import toy
 from dissensus.html import Picture, Section, Table, Text
 from dissensus.members import DeepEnsemble, Members
-from dissensus.objectives import Adversarial, Independent, NormPenalty, Objective, fast_gradient_sign
+from dissensus.objectives import Adversarial, Independent, NormPenalty, Objective
 from dissensus.predictions import predict
 from dissensus.randomness import derive
 from dissensus.training import Run, fit
-from dissensus_studies.deep_ensembles.networks import scaled_mlp
+from dissensus_studies.deep_ensembles.networks import attacked, scaled_mlp
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.figures import Line, Panel, draw, name_lines
 from dissensus_studies.harness.outputs import Outputs, print_table
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 SIZES = (2, 150, 150, 3)
 SCALE = 0.1
 STEPS = 300
-LEARNING_RATE = 0.1
+# Of full batches, in which the order changes nothing.
+RECIPE: dict[str, Any] = {"optimizer": "adam", "lr": 0.1, "batches": "shared", "device": "cpu"}
 NUM_MEMBERS = 4
 EPSILON = 0.02
 NORM_WEIGHT = 1e-3
@@ -47,10 +48,7 @@ AGREED = 1e-6
 
 @dataclass(frozen=True)
 class Arm:
-    """How the spirals are learnt: with or without attacked inputs, by the practical's own loss (`parity`) or by the usual one.
-
-    The first is cross-entropy divided by the number of classes plus the norm of all parameters, not squared; the other has weight decay.
-    """
+    """How the spirals are learnt: by the practical's own loss (`parity`) or the usual one, with or without attacked inputs."""
 
     parity: bool
     adversarial: bool
@@ -77,58 +75,37 @@ def spirals(seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x).float(), torch.from_numpy(y)
 
 
-def train_spirals(arm: Arm, seed: int = 0, steps: int = STEPS, num_members: int = NUM_MEMBERS, **settings: Any) -> Run:
+def train_spirals(arm: Arm, seed: int = 0, steps: int = STEPS, **settings: Any) -> Run:
     """Train the practical's ensemble on its data, one full batch a step; settings are passed on to `fit`."""
     x, y = spirals()
-    nets = [scaled_mlp(SIZES, SCALE, seed, "spirals", member) for member in range(num_members)]
+    nets = [scaled_mlp(SIZES, SCALE, seed, "spirals", member) for member in range(NUM_MEMBERS)]
+    recipe = RECIPE | {"batch_size": len(x), "weight_decay": 0.0 if arm.parity else WEIGHT_DECAY, **settings}
     return fit(
-        DeepEnsemble.from_members(nets, seed),
-        (x, y),
-        objective=arm.objective,
-        epochs=steps,
-        batch_size=len(x),
-        optimizer="adam",
-        lr=LEARNING_RATE,
-        weight_decay=0.0 if arm.parity else WEIGHT_DECAY,
-        # Full batches: the order within them changes nothing.
-        batches="shared",
-        seed=seed,
-        device="cpu",
-        **settings,
+        DeepEnsemble.from_members(nets, seed), (x, y), objective=arm.objective, epochs=steps, seed=seed, **recipe
     )
 
 
-@dataclass(frozen=True)
 class Plane:
-    """What an ensemble says on a square grid: points are `(side * side, 2)`, row by row from below; logits are of all members."""
+    """What an ensemble says on a square grid: points, `(side * side, 2)` and row by row from below, and scores on them.
 
-    axis: Tensor
-    points: Tensor
-    logits: Tensor
+    Data end at `radius` 1.
+    """
 
-    @classmethod
-    def of(cls, ensemble: Members, low: float = -2.0, high: float = 2.0, side: int = 201) -> "Plane":
-        """Ask an ensemble everywhere on a square."""
-        axis = torch.linspace(low, high, side)
-        rows, columns = torch.meshgrid(axis, axis, indexing="ij")
-        points = torch.stack([columns, rows], -1).reshape(-1, 2)
-        return cls(axis, points, predict(ensemble, points, batch_size=8192))
-
-    @property
-    def radius(self) -> Tensor:
-        """Distance of the grid points from the centre; the data end at 1."""
-        return self.points.norm(dim=-1)
-
-    @property
-    def mean_probs(self) -> Tensor:
-        """The ensemble's probabilities, `(points, classes)`."""
-        return self.logits.softmax(-1).mean(0)
+    def __init__(self, ensemble: Members, low: float = -2.0, high: float = 2.0, side: int = 201) -> None:
+        self.axis = torch.linspace(low, high, side)
+        rows, columns = torch.meshgrid(self.axis, self.axis, indexing="ij")
+        self.points = torch.stack([columns, rows], -1).reshape(-1, 2)
+        self.radius = self.points.norm(dim=-1)
+        self.logits = predict(ensemble, self.points, batch_size=8192)
+        self.mean_probs = self.logits.softmax(-1).mean(0)
+        self.confidence = self.mean_probs.amax(-1)
+        self.data = scores.expected_entropy(self.logits)
+        self.knowledge = scores.mutual_information(self.logits)
 
     def boundary(self) -> Tensor:
         """Whether the ensemble's class differs from that of a neighbour on the grid, `(points,)`."""
-        side = len(self.axis)
-        kind = self.mean_probs.argmax(-1).reshape(side, side)
-        edge = torch.zeros(side, side, dtype=torch.bool)
+        kind = self.grid(self.mean_probs.argmax(-1))
+        edge = torch.zeros_like(kind, dtype=torch.bool)
         for grid, found in ((kind, edge), (kind.T, edge.T)):
             changes = grid[1:] != grid[:-1]
             found[1:] |= changes
@@ -141,15 +118,11 @@ class Plane:
 
 
 def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
-    """Answer the practical's questions about a trained ensemble with numbers; `seed` decides the fresh test sample.
-
-    Returns:
-        Fit on the training data (`train_…`) and a fresh sample (`test_…`, `attacked_accuracy`); confidences, entropies and
-        knowledge uncertainty on the data, beyond them (radius > 1), at boundaries and in the corners.
-    """
+    """Answer the practical's questions about a trained ensemble with numbers; `seed` decides the fresh test sample."""
     ensemble, found = run.members.eval(), {}
     fresh = spirals(derive(seed, "spirals, test") & 0xFFFFFFFF)
-    samples = {"train": spirals(), "test": fresh, "attacked": (_attacked(ensemble, *fresh), fresh[1])}
+    moved = attacked(fresh[0], lambda x: Independent().likelihood.mixture(ensemble(x), fresh[1]), EPSILON)
+    samples = {"train": spirals(), "test": fresh, "attacked": (moved, fresh[1])}
     answers = {name: predict(ensemble, x) for name, (x, _) in samples.items()}
     probs = {name: logits.softmax(-1).mean(0) for name, logits in answers.items()}
     for name, (_, y) in samples.items():
@@ -160,9 +133,8 @@ def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
 
     angle = torch.linspace(0, 2 * pi, 721)[:-1]
     ring = predict(ensemble, 10 * torch.stack([angle.sin(), angle.cos()], -1)).softmax(-1)
-    confidence, members = plane.mean_probs.amax(-1), plane.logits.softmax(-1).amax(-1)
-    total, data = scores.total_entropy(plane.logits), scores.expected_entropy(plane.logits)
-    knowledge = scores.mutual_information(plane.logits)
+    members, total = plane.logits.softmax(-1).amax(-1), scores.total_entropy(plane.logits)
+    confidence, data, knowledge = plane.confidence, plane.data, plane.knowledge
     edge, inside, far = plane.boundary(), plane.radius <= 1, plane.radius > 1.5
     side = len(plane.axis)
     corners = torch.tensor([0, side - 1, side * (side - 1), side * side - 1])
@@ -196,15 +168,6 @@ def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
     return found | {name: float(value) for name, value in values.items()}
 
 
-def _attacked(ensemble: Members, x: Tensor, y: Tensor) -> Tensor:
-    """Move inputs by `EPSILON` up the ensemble's loss."""
-    x = x.clone().requires_grad_()
-    with torch.enable_grad():
-        loss = Independent().likelihood.mixture(ensemble(x), y).sum()
-        (gradient,) = torch.autograd.grad(loss, x)
-    return fast_gradient_sign(x, gradient, EPSILON)
-
-
 PRACTICAL, ATTACKED = ARMS[0], ARMS[1]
 
 FIT_COLUMNS = (
@@ -233,24 +196,25 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
         "number of classes and adds 0.001 times the norm of the parameters; the usual loss has weight decay of 0.0001 instead, "
         f"which is what that norm amounts to here. Adversarial training moves inputs by {EPSILON}."
     )
-    wide = Plane.of(runs[PRACTICAL].members, -4.0, 4.0)
+    wide = Plane(runs[PRACTICAL].members, -4.0, 4.0)
     maps = torch.stack([wide.grid(member) for member in wide.logits.softmax(-1)])
-    planes = {arm: Plane.of(own.members) for arm, own in runs.items() if arm.parity}
-    pictures = {
-        "practical_training": (_training_figure(runs), "accuracy and NLL on the training data by step"),
-        "practical_profile": (
-            _profile_figure(planes),
-            "confidence, data uncertainty and knowledge uncertainty over the distance from the centre",
-            "The data end at radius 1. Lines are means over the ring of the practical's ensemble.",
-        ),
-        "practical_members": (
-            plots.class_maps(wide.axis, maps, [f"member {number}" for number in range(len(maps))]),
-            "what each member predicts on the plane",
-            "Each member continues the rim outwards in wedges. Where the wedges of all members overlap, as in the corners, "
-            "they are sure and agree: knowledge uncertainty is zero although nothing is known there.",
-        ),
-    }
-    training, profile, members = (outputs.picture(name, *drawn) for name, drawn in pictures.items())
+    planes = {arm: Plane(own.members) for arm, own in runs.items() if arm.parity}
+    training = outputs.picture(
+        "practical_training", _training_figure(runs), "accuracy and NLL on the training data by step"
+    )
+    profile = outputs.picture(
+        "practical_profile",
+        _profile_figure(planes),
+        "confidence, data uncertainty and knowledge uncertainty over the distance from the centre",
+        "The data end at radius 1. Lines are means over the ring of the practical's ensemble.",
+    )
+    members = outputs.picture(
+        "practical_members",
+        plots.class_maps(wide.axis, maps, [f"member {number}" for number in range(len(maps))]),
+        "what each member predicts on the plane",
+        "Each member continues the rim outwards in wedges. Where the wedges of all members overlap, as in the corners, "
+        "they are sure and agree: knowledge uncertainty is zero although nothing is known there.",
+    )
     outputs.sections += [
         Section("The practical", Text(trained), training, fits),
         Section("The plane", *(_panels(outputs, *each) for each in planes.items()), profile, members),
@@ -337,15 +301,14 @@ def _train(num_repeats: int, steps: int, seed: int) -> tuple[Results, Mapping[Ar
             watched = {"validation": spirals(), "check_every": 10} if repeat == 0 else {"check_every": steps}
             trained = train_spirals(arm, seed + repeat, steps, **watched)
             first.setdefault(arm, trained)
-            found.append(measure(trained, Plane.of(trained.members), seed + repeat))
+            found.append(measure(trained, Plane(trained.members), seed + repeat))
         results[arm] = {name: Summary(tuple(values[name] for values in found)) for name in found[0]}
     return results, first
 
 
 def _panels(outputs: Outputs, arm: Arm, plane: Plane) -> Picture:
-    knowledge = scores.mutual_information(plane.logits)
-    values = (plane.mean_probs, scores.expected_entropy(plane.logits), knowledge)
-    share = float((knowledge[plane.radius > 1] < AGREED).float().mean())
+    values = (plane.mean_probs, plane.data, plane.knowledge)
+    share = float((plane.knowledge[plane.radius > 1] < AGREED).float().mean())
     return outputs.picture(
         "practical_panels_adversarial" if arm.adversarial else "practical_panels",
         plots.four_panels(*spirals(), plane.axis, *map(plane.grid, values)),
@@ -373,12 +336,8 @@ def _profile_figure(planes: Mapping[Arm, Plane]) -> "matplotlib.figure.Figure":
     lines: dict[str, list[Line]] = {}
     for index, (arm, plane) in enumerate(planes.items()):
         ring = torch.bucketize(plane.radius, edges[1:-1])
-        quantities = {
-            "confidence": plane.mean_probs.amax(-1),
-            "data uncertainty, nats": scores.expected_entropy(plane.logits),
-            "knowledge uncertainty, nats": scores.mutual_information(plane.logits),
-        }
-        for name, values in quantities.items():
+        quantities = {"data uncertainty, nats": plane.data, "knowledge uncertainty, nats": plane.knowledge}
+        for name, values in ({"confidence": plane.confidence} | quantities).items():
             means = torch.bincount(ring, values.double()) / torch.bincount(ring)
             lines.setdefault(name, []).append(Line(arm.name, middles, means.tolist(), colour=index, style="-"))
     return draw([Panel(name, "distance from the centre", own) for name, own in lines.items()])

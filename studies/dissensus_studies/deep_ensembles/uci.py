@@ -23,7 +23,7 @@ from dissensus import plots
 from dissensus.architectures import mlp
 from dissensus.html import Section, Table, Text
 from dissensus.members import DeepEnsemble
-from dissensus.objectives import Adversarial, Independent, Objective, gaussian_nll, mean_and_scale
+from dissensus.objectives import Adversarial, Independent, gaussian_nll, mean_and_scale
 from dissensus.predictions import mixture
 from dissensus_studies.deep_ensembles.networks import fit_own_sets
 from dissensus_studies.harness.outputs import Outputs, print_table
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 NUM_MEMBERS = 5
-EPOCHS = 40
-BATCH_SIZE = 100
-LEARNING_RATE = 0.01
-CLIP_NORM = 5.0
+RECIPE: Mapping[str, Any] = {"epochs": 40, "batch_size": 100, "optimizer": "adam", "lr": 0.01, "clip_norm": 5.0}
 # The rate usually given; the small sets are also run at it and without clipping, to show what that does here.
 USUAL_RATE = 0.1
 # The attack moves each input by this share of its range in the training data.
@@ -89,19 +86,8 @@ class Splits:
         # A constant input (naval has two) carries nothing; divided by its deviation it would be NaN.
         x_std = torch.where(x_std > 0, x_std, 1.0)
         centre, spread = y.mean(1, keepdim=True), y.std(1, keepdim=True, correction=0)
-        return cls(
-            ((x - x_mean) / x_std).float(),
-            ((y - centre) / spread).float().unsqueeze(-1),
-            ((inputs[test] - x_mean) / x_std).float(),
-            targets[test],
-            centre,
-            spread,
-        )
-
-    @property
-    def ranges(self) -> Tensor:
-        """Largest minus smallest value of each input in each training part, `(splits, 1, features)`."""
-        return self.x.amax(1, keepdim=True) - self.x.amin(1, keepdim=True)
+        own_x, test_x = (((part - x_mean) / x_std).float() for part in (x, inputs[test]))
+        return cls(own_x, ((y - centre) / spread).float().unsqueeze(-1), test_x, targets[test], centre, spread)
 
 
 def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None) -> Path:
@@ -165,41 +151,26 @@ def find_sets(data: Path | None, files: Mapping[str, str] = FILES, places: Seque
     )
 
 
-def measure_set(
-    splits: Splits,
-    hidden: int,
-    *,
-    lr: float = LEARNING_RATE,
-    clip_norm: float | None = CLIP_NORM,
-    epochs: int = EPOCHS,
-    seed: int = 0,
-) -> SetResult:
-    """Train plain and adversarial ensembles on all splits of a set; return RMSE and NLL of every arm, split by split."""
+def measure_set(splits: Splits, hidden: int, seed: int = 0, **changes: Any) -> SetResult:
+    """Train plain and adversarial ensembles on all splits of a set, by the recipe with changes; return RMSE and NLL of every arm."""
     found: SetResult = {}
     plain = Independent("gaussian_nll")
     owner = [split for split in range(len(splits.x)) for _ in range(NUM_MEMBERS)]
-    attack = Adversarial(plain, epsilon=EPSILON, of_range=True, ranges=splits.ranges[owner])
+    ranges = splits.x.amax(1, keepdim=True) - splits.x.amin(1, keepdim=True)
+    attack = Adversarial(plain, epsilon=EPSILON, of_range=True, ranges=ranges[owner])
     for suffix, objective in (("", plain), (" + adversarial", attack)):
-        mean, scale = _train(splits, hidden, objective, owner, lr=lr, clip_norm=clip_norm, epochs=epochs, seed=seed)
+        ensemble = DeepEnsemble(lambda: mlp(splits.x.shape[2], [hidden], 2), len(owner), seed)
+        fit_own_sets(ensemble, splits.x, splits.y, owner, objective, **{**RECIPE, "seed": seed, **changes})
+        with torch.no_grad():
+            outputs = ensemble.eval().each(splits.test_x[owner]).double()
+        mean, scale = (part[..., 0].unflatten(0, (-1, NUM_MEMBERS)).movedim(1, 0) for part in mean_and_scale(outputs))
+        # In original units.
+        mean, scale = mean * splits.spread + splits.centre, scale * splits.spread
         single = [_judge(mean[[m]], scale[[m]], splits.test_y) for m in range(NUM_MEMBERS)]
         average = {k: torch.stack([s[k] for s in single]).mean(0) for k in single[0]}
         for kind, judged in (("single", average), ("mixture", _judge(mean, scale, splits.test_y))):
             found[f"{kind}{suffix}"] = {k: Summary(tuple(own.tolist())) for k, own in judged.items()}
     return {arm: found[arm] for arm in ARMS}
-
-
-def _train(
-    splits: Splits, hidden: int, objective: Objective, owner: Sequence[int], seed: int, **settings: Any
-) -> tuple[Tensor, Tensor]:
-    """Return means and scales on the test parts in original units, `(members, splits, test rows)`."""
-    ensemble = DeepEnsemble(lambda: mlp(splits.x.shape[2], [hidden], 2), len(owner), seed)
-    fit_own_sets(
-        ensemble, splits.x, splits.y, owner, objective, batch_size=BATCH_SIZE, optimizer="adam", seed=seed, **settings
-    )
-    with torch.no_grad():
-        outputs = ensemble.eval().each(splits.test_x[owner]).double()
-    mean, scale = (part[..., 0].unflatten(0, (-1, NUM_MEMBERS)).movedim(1, 0) for part in mean_and_scale(outputs))
-    return mean * splits.spread + splits.centre, scale * splits.spread
 
 
 def _judge(mean: Tensor, scale: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -224,13 +195,9 @@ def _comparisons(results: Mapping[str, SetResult]) -> list[list[object]]:
 
 def _changes(results: Mapping[str, SetResult]) -> dict[tuple[str, str], Sequence[float]]:
     """Return the quartiles over splits of each arm's change of NLL against the single net, by arm and set."""
-    return {
-        (arm, name): np.quantile(
-            np.subtract(found[arm]["nll"].values, found[ARMS[0]]["nll"].values), (0.25, 0.5, 0.75)
-        ).tolist()
-        for arm in ARMS[1:]
-        for name, found in results.items()
-    }
+    values = {name: {arm: np.array(own["nll"].values) for arm, own in found.items()} for name, found in results.items()}
+    moved = {(arm, name): own[arm] - own[ARMS[0]] for arm in ARMS[1:] for name, own in values.items()}
+    return {key: np.quantile(change, (0.25, 0.5, 0.75)).tolist() for key, change in moved.items()}
 
 
 def change_figure(changes: Mapping[tuple[str, str], Sequence[float]]) -> "matplotlib.figure.Figure":

@@ -18,8 +18,7 @@ import torch
 from sklearn import datasets
 
 from dissensus.estimators import EnsembleClassifier, EnsembleRegressor
-from dissensus_studies.tabular import Methods, Table, measure_all, named
-from dissensus_studies.tabular.page import compared
+from dissensus_studies.tabular import Methods, Table, compared, measure_all, named
 
 REPEATS = 2
 BASE: Mapping[str, Any] = {
