@@ -129,7 +129,7 @@ def _text(value: Any, depth: int) -> str:
     if isinstance(value, Enum):
         return f"{_name(type(value))}.{value.name}"
     if isinstance(value, Tensor | np.ndarray):
-        values = torch.as_tensor(np.asarray(value) if isinstance(value, np.ndarray) else value)
+        values = torch.as_tensor(value)
         return f"{values.dtype} {tuple(values.shape)} {digest_of([_hashes(values)])}"
     if isinstance(value, nn.Module):
         return f"{_name(type(value))} {network_digest(value)}"
@@ -141,7 +141,12 @@ def _text(value: Any, depth: int) -> str:
 def _text_of_parts(value: Any, tell: Callable[[Any], str]) -> str:
     """Return the text of what consists of other values, which `tell` makes texts of."""
     if isinstance(value, FunctionType):
-        return _function(value, tell)
+        try:
+            closure = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        except ValueError:  # a name that has no value yet
+            raise _NoText from None
+        code = hashlib.sha256(_code(value.__code__).encode()).hexdigest()[:16]
+        return f"{_name(value)} {code} {tell((value.__defaults__, value.__kwdefaults__, closure))}"
     if isinstance(value, functools.partial):
         return f"functools.partial({tell(value.func)}, {tell(value.args)}, {tell(value.keywords)})"
     if isinstance(value, MethodType):
@@ -159,15 +164,6 @@ def _text_of_parts(value: Any, tell: Callable[[Any], str]) -> str:
     if not hasattr(value, "__dict__") or isinstance(value, random.Random):
         raise _NoText  # it holds what Python does not show
     return f"{_name(type(value))}{tell(vars(value))}"
-
-
-def _function(value: FunctionType, tell: Callable[[Any], str]) -> str:
-    try:
-        closure = tuple(cell.cell_contents for cell in value.__closure__ or ())
-    except ValueError:  # a name that has no value yet
-        raise _NoText from None
-    code = hashlib.sha256(_code(value.__code__).encode()).hexdigest()[:16]
-    return f"{_name(value)} {code} {tell((value.__defaults__, value.__kwdefaults__, closure))}"
 
 
 def _code(value: Any) -> str:

@@ -177,10 +177,8 @@ def check_pair(x: Rows, y: Tensor, name: str) -> None:
         raise ValueError(
             f"The {name} data needs one target for each of {len(x)} inputs; got targets shaped {tuple(y.shape)}."
         )
-    inputs: dict[str, Any] = {"inputs": x}
-    if isinstance(x, Tree):
-        inputs = {f"inputs ({part})": leaf for part, leaf in zip(x.names(), x.leaves, strict=True)}
-    for part, values in {**inputs, "targets": y}.items():
+    inputs = [(f"inputs ({part})", leaf) for part, leaf in x.named()] if isinstance(x, Tree) else [("inputs", x)]
+    for part, values in (*inputs, ("targets", y)):
         if values.dtype.is_floating_point and (rows := _not_finite(values)):
             raise ValueError(
                 f"The {name} {part} must be finite; {len(rows)} rows hold NaN or infinity, the first is row {rows[0]}. "
@@ -190,13 +188,9 @@ def check_pair(x: Rows, y: Tensor, name: str) -> None:
 
 def _not_finite(values: Tensor | OnDisk) -> list[int]:
     """Return the rows that hold NaN or infinity; a part at a time, as the test needs several times its memory."""
-    found: list[int] = []
-    start = 0
-    for part in values.split(rows_at_once(values)):
-        bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
-        found += (bad.nonzero().flatten() + start).tolist()
-        start += len(part)
-    return found
+    parts = values.split(rows_at_once(values))
+    bad = torch.cat([~torch.isfinite(part).reshape(len(part), -1).all(1) for part in parts])
+    return bad.nonzero().flatten().tolist()
 
 
 def check_labels_fit(y: Tensor, num_classes: int, name: str) -> None:

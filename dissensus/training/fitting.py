@@ -110,10 +110,8 @@ def _array_feed(x: Rows, y: Tensor, weights: Tensor | None, wishes: _Wishes) -> 
     # An objective that measures all inputs first has them read into memory, where that is the device's.
     needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
     data = (x, y) if weights is None else (x, y, weights.float())
-    if feeds.lives_on(x, device) or needs_all:
-        there = tuple(part.to(device) for part in data)
-        return feeds.ArrayFeed(there, wishes.size, keys, settings.drop_last), (x[:2], y)
-    return feeds.HostFeed(data, wishes.size, keys, settings.drop_last, settings.workers or 2), (x[:2], y)
+    kind = feeds.ArrayFeed if feeds.lives_on(x, device) or needs_all else feeds.HostFeed
+    return kind(data, wishes.size, keys, settings.drop_last, settings.workers or 2), (x[:2], y)
 
 
 def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[feeds.Feed, tuple[Batch, Tensor]]:
@@ -122,16 +120,16 @@ def _feature_feed(data: CachedFeatures, wishes: _Wishes) -> tuple[feeds.Feed, tu
         raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
     x, settings, device = data.rows(0, 2), wishes.settings, wishes.device
     y = _targets(x, data.targets, wishes.objective.likelihood)
-    keys = wishes.order(data.num_examples, wishes.objective.batches)
     limit = feeds.free_memory(device) // 2 if data.resident_limit is None else data.resident_limit
-    if feeds.lives_on(data.stored, device, limit):
-        there = data.resident(device), y.to(device)
-        return feeds.ArrayFeed(there, wishes.size, keys, settings.drop_last, data.passes), (x, y)
-    wishes.only_shared(
-        "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
-    )
-    keys, threads = wishes.order(data.num_examples, "shared"), settings.workers or 2
-    return feeds.HostFeed((data.stored, y), wishes.size, keys, settings.drop_last, threads, data.passes), (x, y)
+    whole = feeds.lives_on(data.stored, device, limit)
+    if not whole:
+        wishes.only_shared(
+            "Features that are streamed from their file come in shared batches. For batches='own' raise their `resident_limit`."
+        )
+    keys = wishes.order(data.num_examples, wishes.objective.batches if whole else "shared")
+    kind = feeds.ArrayFeed if whole else feeds.HostFeed
+    options = settings.drop_last, settings.workers or 2, data.passes
+    return kind((data.stored, y), wishes.size, keys, *options), (x, y)
 
 
 def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
