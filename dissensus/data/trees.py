@@ -101,11 +101,6 @@ class Tree:
         """Axes of the first tensor."""
         return len(self.shape)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(leaf.nbytes for leaf in self.leaves)
-
     def split(self, size: int) -> Iterator["Tree"]:
         """Yield all rows in order, `size` at a time."""
         for start in range(0, len(self), size):
