@@ -141,12 +141,7 @@ def _text(value: Any, depth: int) -> str:
 def _text_of_parts(value: Any, tell: Callable[[Any], str]) -> str:
     """Return the text of what consists of other values, which `tell` makes texts of."""
     if isinstance(value, FunctionType):
-        try:
-            closure = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        except ValueError:  # a name that has no value yet
-            raise _NoText from None
-        code = hashlib.sha256(_code(value.__code__).encode()).hexdigest()[:16]
-        return f"{_name(value)} {code} {tell((value.__defaults__, value.__kwdefaults__, closure))}"
+        return _function(value, tell)
     if isinstance(value, functools.partial):
         return f"functools.partial({tell(value.func)}, {tell(value.args)}, {tell(value.keywords)})"
     if isinstance(value, MethodType):
@@ -164,6 +159,15 @@ def _text_of_parts(value: Any, tell: Callable[[Any], str]) -> str:
     if not hasattr(value, "__dict__") or isinstance(value, random.Random):
         raise _NoText  # it holds what Python does not show
     return f"{_name(type(value))}{tell(vars(value))}"
+
+
+def _function(value: FunctionType, tell: Callable[[Any], str]) -> str:
+    try:
+        closure = tuple(cell.cell_contents for cell in value.__closure__ or ())
+    except ValueError:  # a name that has no value yet
+        raise _NoText from None
+    code = hashlib.sha256(_code(value.__code__).encode()).hexdigest()[:16]
+    return f"{_name(value)} {code} {tell((value.__defaults__, value.__kwdefaults__, closure))}"
 
 
 def _code(value: Any) -> str:

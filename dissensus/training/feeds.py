@@ -186,8 +186,8 @@ class OrderedFeed(Feed):
     more than one row, an epoch goes through the chunks in a shuffled order, and shuffles rows among as many as a buffer holds.
     """
 
-    chunk = 1
-    chunks_at_once = 1
+    data: Parts
+    chunk = chunks_at_once = 1
 
     def __init__(
         self,
