@@ -282,7 +282,7 @@ def _input_names(example: Any) -> list[str]:
     """Return what the file calls its inputs: `x`, the keys of a dictionary, or `x0`, `x1`, ... of a tuple."""
     if isinstance(example, Tensor):
         return ["x"]
-    return [f"x{name}" if name[0].isdigit() else name for name in Tree.of(example).names()]
+    return [f"x{name}" if name[0].isdigit() else name for name, _ in Tree.of(example).named()]
 
 
 def _write(graph: _Graph, example: Any, given: Given, path: Path, facts: Mapping[str, Any], int8: bool) -> None:

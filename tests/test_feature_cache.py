@@ -300,7 +300,7 @@ class TestRefused:
         ("data", "options", "match"),
         [
             ((x[:0], y[:0]), {}, "nothing to cache"),
-            ((x, y[:5]), {}, "one target for each input; got lengths 100, 5"),
+            ((x, y[:5]), {}, "one target for each of 100 inputs; got targets shaped"),
             (DataLoader(TensorDataset(x, y), shuffle=True), {}, "in order"),
             ((x, y), {"passes": 0}, "`passes` must be a whole number of at least 1"),
             ((x, y), {"dtype": torch.bfloat16}, "must be torch.float16"),

@@ -25,13 +25,13 @@ def no_room(monkeypatch):
     """Has everything fed from the host; returns what was made."""
     made = []
     monkeypatch.setattr("dissensus.training.feeds.lives_on", lambda *_: False)
-    start = HostFeed.__init__
+    start = HostFeed._hold
 
-    def remember(self, *args, **options):
+    def remember(self, *args):
         made.append(self)
-        start(self, *args, **options)
+        start(self, *args)
 
-    monkeypatch.setattr(HostFeed, "__init__", remember)
+    monkeypatch.setattr(HostFeed, "_hold", remember)
     return made
 
 

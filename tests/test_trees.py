@@ -410,7 +410,7 @@ def test_adversarial_training_moves_real_numbers_or_the_named_part():
 
 def test_a_tree_is_cut_moved_and_joined_as_its_tensors_are():
     tree = Tree.of({"a": torch.arange(6).reshape(3, 2), "b": (torch.ones(3),), "c": None})
-    assert tree.names() == ["a", "b.0"]
+    assert [name for name, _ in tree.named()] == ["a", "b.0"]
     assert [len(part) for part in tree.split(2)] == [2, 1]
     assert tree[torch.tensor([2])].value()["a"].tolist() == [[4, 5]]
     for wrong in ({}, (torch.ones(3), None)):

@@ -82,11 +82,9 @@ class OnDisk:
 
     def to(self, device: torch.device) -> Tensor:
         """Return everything as one tensor on a device, without a second copy beside it."""
-        whole = torch.empty(self.shape, dtype=self.dtype, device=device)
-        start = 0
-        for part in self.split(rows_at_once(self)):
-            whole[start : start + len(part)] = part
-            start += len(part)
+        whole, size = torch.empty(self.shape, dtype=self.dtype, device=device), rows_at_once(self)
+        for held, part in zip(whole.split(size), self.split(size), strict=False):
+            held.copy_(part)
         return whole
 
     def _release(self) -> None:
@@ -111,12 +109,10 @@ def tree_rows(value: Any, name: str) -> Rows:
     if not is_tree(value):
         return rows_of(value, name)
     parts = Tree.of(value)
-    named = zip(parts.names(), parts.leaves, strict=True)
-    rows = Tree([rows_of(leaf, f"{name}: {part}") for part, leaf in named], parts.spec)
+    rows = Tree([rows_of(leaf, f"{name}: {part}") for part, leaf in parts.named()], parts.spec)
     lengths = {leaf.shape[:1] for leaf in rows.leaves}
     if len(lengths) > 1 or () in lengths:
-        shapes = zip(rows.names(), (tuple(leaf.shape) for leaf in rows.leaves), strict=True)
-        told = ", ".join(f"{part} shaped {shape}" for part, shape in shapes)
+        told = ", ".join(f"{part} shaped {tuple(leaf.shape)}" for part, leaf in rows.named())
         raise ValueError(f"All parts of `{name}` must have one row for each input; got {told}.")
     return rows
 

@@ -465,9 +465,8 @@ def _load_list(path: Path, target: str | None, options: Options) -> Loaded:
 
 def _load_pictures(paths: Sequence[Path], labels: Sequence[str] | None, root: Path, size: Size | None) -> Loaded:
     names = tuple(str(path.relative_to(root)) for path in paths)
-    return Loaded(
-        images.decode(paths, names, size), *((None, None) if labels is None else label_indices(labels)), names
-    )
+    y, classes = (None, None) if labels is None else label_indices(labels)
+    return Loaded(images.decode(paths, names, size), y, classes, names)
 
 
 def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:

@@ -129,7 +129,7 @@ def _text(value: Any, depth: int) -> str:
     if isinstance(value, Enum):
         return f"{_name(type(value))}.{value.name}"
     if isinstance(value, Tensor | np.ndarray):
-        values = torch.as_tensor(np.asarray(value) if isinstance(value, np.ndarray) else value)
+        values = torch.as_tensor(value)
         return f"{values.dtype} {tuple(values.shape)} {digest_of([_hashes(values)])}"
     if isinstance(value, nn.Module):
         return f"{_name(type(value))} {network_digest(value)}"

@@ -21,10 +21,9 @@ def read_table(path: Path) -> tuple[Any, tuple[str, ...]]:
 
 
 def table_parts(path: Path, texts: Sequence[str] = (), rows: int | None = None) -> Iterator[tuple[int, Any, float]]:
-    """Read a CSV or parquet file so many rows at a time, or at once; `texts` are columns of words, whatever one part looks like.
+    """Yield parts of a CSV or parquet file of so many rows, or all at once, after the number of the first row, with the share read.
 
-    Yields:
-        The number of the part's first row, the part as a DataFrame, and the share of the file that was read by then.
+    `texts` are columns of words, whatever one part looks like.
     """
     parquet = _is_parquet(path)
     need(f"Reading {path.name}", "data", "pandas", *["pyarrow"] * parquet)
@@ -102,10 +101,7 @@ def _parquet_parts(path: Path, rows: int | None) -> Iterator[tuple[Any, float]]:
 
 
 def target_of(frame: Any, target: str) -> tuple[Tensor, tuple[str, ...] | None, np.ndarray]:
-    """Return the target of the rows that have one, the names of its classes where it holds words, and where it is missing.
-
-    Texts that all are numbers are read as such.
-    """
+    """Return the targets that are there, the names of classes where they are words and not all numbers, and where they are missing."""
     values = columns_of(frame[[target]])[target]
     texts = texts_of(values)
     missing = np.array([text is None for text in texts])

@@ -177,10 +177,8 @@ def check_pair(x: Rows, y: Tensor, name: str) -> None:
         raise ValueError(
             f"The {name} data needs one target for each of {len(x)} inputs; got targets shaped {tuple(y.shape)}."
         )
-    inputs: dict[str, Any] = {"inputs": x}
-    if isinstance(x, Tree):
-        inputs = {f"inputs ({part})": leaf for part, leaf in zip(x.names(), x.leaves, strict=True)}
-    for part, values in {**inputs, "targets": y}.items():
+    inputs = [(f"inputs ({part})", leaf) for part, leaf in x.named()] if isinstance(x, Tree) else [("inputs", x)]
+    for part, values in (*inputs, ("targets", y)):
         if values.dtype.is_floating_point and (rows := _not_finite(values)):
             raise ValueError(
                 f"The {name} {part} must be finite; {len(rows)} rows hold NaN or infinity, the first is row {rows[0]}. "
@@ -190,13 +188,9 @@ def check_pair(x: Rows, y: Tensor, name: str) -> None:
 
 def _not_finite(values: Tensor | OnDisk) -> list[int]:
     """Return the rows that hold NaN or infinity; a part at a time, as the test needs several times its memory."""
-    found: list[int] = []
-    start = 0
-    for part in values.split(rows_at_once(values)):
-        bad = ~torch.isfinite(part).reshape(len(part), -1).all(1)
-        found += (bad.nonzero().flatten() + start).tolist()
-        start += len(part)
-    return found
+    parts = values.split(rows_at_once(values))
+    bad = torch.cat([~torch.isfinite(part).reshape(len(part), -1).all(1) for part in parts])
+    return bad.nonzero().flatten().tolist()
 
 
 def check_labels_fit(y: Tensor, num_classes: int, name: str) -> None:
@@ -239,10 +233,10 @@ InOrder: TypeAlias = Iterator[tuple[Batch, Tensor | None]]
 
 @dataclass(frozen=True)
 class Arrays:
-    """Data in order: inputs, and targets if there are any, as arrays, which may be memory-mapped; every pass is the same."""
+    """Data in order: inputs, which may lie in a file, and targets if there are any; every pass is the same."""
 
     x: Any
-    y: Any
+    y: Tensor | None
     batch_size: int
 
     def __len__(self) -> int:
@@ -252,7 +246,7 @@ class Arrays:
         """Yield these rows as batches, as they are in pass `number`."""
         for start in rows[:: self.batch_size]:
             part = slice(start, min(start + self.batch_size, rows.stop))
-            yield self.x[part], None if self.y is None else as_tensor(self.y[part], "y")
+            yield self.x[part], None if self.y is None else self.y[part]
 
     def digest(self) -> str:
         """Return a hash of everything."""
@@ -260,16 +254,12 @@ class Arrays:
 
 
 class _Seeded(Dataset[Any]):
-    """Some items of a Dataset; what is random in them is a function of (seed, pass, index)."""
+    """The items of a Dataset; what is random in them is a function of (seed, pass, index)."""
 
-    def __init__(self, dataset: Dataset[Any], indices: Sequence[int], key: int) -> None:
-        self.dataset, self.indices, self.key = dataset, indices, key
+    def __init__(self, dataset: Dataset[Any], key: int) -> None:
+        self.dataset, self.key = dataset, key
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, place: int) -> Any:
-        index = self.indices[place]
+    def __getitem__(self, index: int) -> Any:
         with seeded(derive(self.key, index), alone=True):
             return self.dataset[index]
 
@@ -290,8 +280,9 @@ class Items:
     def load(self, rows: Sequence[int], number: int) -> InOrder:
         """Yield these items as batches, as they are in pass `number`."""
         loader: DataLoader[Any] = DataLoader(
-            _Seeded(self.dataset, rows, derive(self.key, "items", number)),
+            _Seeded(self.dataset, derive(self.key, "items", number)),
             self.batch_size,
+            sampler=rows,
             num_workers=self.workers if len(rows) > _LOOKED_AT else 0,
             collate_fn=self.collate,
             generator=torch.Generator(),
@@ -339,11 +330,10 @@ def _arrays_in_order(data: Any, batch_size: int) -> Arrays:
         data = data.tensors if len(data.tensors) > 1 else data.tensors[0]
     if not isinstance(data, tuple | list):
         return Arrays(tree_rows(data, "x"), None, batch_size)
-    parts = [tree_rows(part, name) for part, name in zip(data, ("x", "y", "weights"), strict=False)]
-    if len(data) != 2 or len(parts[0]) != len(parts[1]):
-        sizes = ", ".join(str(len(part)) for part in parts)
-        raise ValueError(f"Data must be a pair (inputs, targets) with one target for each input; got lengths {sizes}.")
-    return Arrays(parts[0], data[1], batch_size)
+    x, y, _ = arrays_of(data)  # type: ignore[misc]
+    if y.shape[:1] != (len(x),):
+        raise ValueError(f"There must be one target for each of {len(x)} inputs; got targets shaped {tuple(y.shape)}.")
+    return Arrays(x, y, batch_size)
 
 
 def _pair(batch: Any) -> tuple[Batch, Tensor | None]:

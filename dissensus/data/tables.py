@@ -327,7 +327,8 @@ class LeftOut:
         return self
 
 
-Column = Number | Category | Date | LeftOut
+Readable = Number | Category | Date
+Column = Readable | LeftOut
 _KINDS: dict[str, Any] = {kind.kind: kind for kind in (Number, Category, Date, LeftOut)}
 
 
@@ -388,7 +389,7 @@ class TableEncoder:
         return TableEncoder(tuple(column.learn(found[column.name][rows]) for column in self.columns))
 
     @property
-    def _readable(self) -> list["Number | Category | Date"]:
+    def _readable(self) -> list[Readable]:
         return [column for column in self.columns if not isinstance(column, LeftOut)]
 
     @property
@@ -449,10 +450,8 @@ class TableEncoder:
     def rows(self) -> list[tuple[str, str, str]]:
         """Return name, reading and remark of each column."""
         filled = {column.name: "missing values filled in" for column in self._readable if column.indicator}
-        return [
-            (column.name, column.read_as, ", ".join(filter(None, [filled.get(column.name), column.note])))
-            for column in self.columns
-        ]
+        remarks = (", ".join(filter(None, [filled.get(column.name), column.note])) for column in self.columns)
+        return [(column.name, column.read_as, remark) for column, remark in zip(self.columns, remarks, strict=True)]
 
     def explain(self) -> str:
         """Return what became of every column, as a table in plain text."""
@@ -487,7 +486,7 @@ def _learn(
     return replace(column, note="; ".join(filter(None, [column.note, _giveaway(values, target)])))
 
 
-def _decide(name: str, values: np.ndarray) -> Column:
+def _decide(name: str, values: np.ndarray) -> Readable:
     """Decide what a column is."""
     if values.dtype.kind in "biuf":
         return Number(name, boolean=values.dtype.kind == "b")
@@ -527,8 +526,8 @@ def _why_left_out(name: str, values: np.ndarray, target: np.ndarray | None) -> s
     """Say why a column should not be a feature; empty where it should."""
     codes, different = _numbered(values)
     if different == 1:
-        first = texts_of(values[:1])[0]
-        return "it is empty" if first is None else f"it is always {first!r}"
+        (always,) = texts_of(values[:1])
+        return "it is empty" if always is None else f"it is always {always!r}"
     if target is not None and _pairs(codes, target) == different and texts_of(values) == texts_of(target):
         return "a copy of the target"
     if different < len(values):

@@ -80,9 +80,9 @@ class Tree:
         paths: list[Any] = [path for path, _ in tree_flatten_with_path(self.value())[0]]
         return [tuple(getattr(key, "key", getattr(key, "idx", key)) for key in path) for path in paths]
 
-    def names(self) -> list[str]:
-        """Return what to call each tensor: the way to it."""
-        return [".".join(str(key) for key in path) for path in self.paths()]
+    def named(self) -> list[tuple[str, Any]]:
+        """Return each tensor with what to call it, the way to it."""
+        return [(".".join(map(str, path)), leaf) for path, leaf in zip(self.paths(), self.leaves, strict=True)]
 
     def __len__(self) -> int:
         return len(self.leaves[0])
@@ -100,11 +100,6 @@ class Tree:
     def ndim(self) -> int:
         """Axes of the first tensor."""
         return len(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(leaf.nbytes for leaf in self.leaves)
 
     def split(self, size: int) -> Iterator["Tree"]:
         """Yield all rows in order, `size` at a time."""
@@ -159,7 +154,7 @@ def describe(x: Any) -> str:
     """Return shapes and dtypes of a batch, for a message."""
     if not isinstance(x, Tree):
         return f"({', '.join(['batch', *map(str, x.shape[1:])])}{'' if len(x.shape) > 1 else ','}) of {x.dtype}"
-    return ", ".join(f"{name}: {describe(leaf)}" for name, leaf in zip(x.names(), x.leaves, strict=True))
+    return ", ".join(f"{name}: {describe(leaf)}" for name, leaf in x.named())
 
 
 def signature(x: Tree, leading: int) -> tuple[object, ...]:

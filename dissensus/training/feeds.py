@@ -181,22 +181,33 @@ class Feed(ABC):
 class OrderedFeed(Feed):
     """Arrays in an order that depends on (seed, member, epoch), or on (seed, epoch) if shared.
 
-    `order_keys` are the keys of the orders: one, or one for each member. Of cached features the rows of all `passes` lie one after
-    another; an epoch takes every example once, from another pass than the epoch before. Where a `chunk` is more than one row, an
-    epoch goes through the chunks in a shuffled order, and shuffles rows among as many of them as a buffer holds.
+    `order_keys`, on the device of the steps, are the keys of the orders: one, or one for each member. Of cached features the rows of
+    all `passes` lie one after another; an epoch takes every example once, from another pass than the epoch before. Where a `chunk` is
+    more than one row, an epoch goes through the chunks in a shuffled order, and shuffles rows among as many as a buffer holds.
     """
 
-    chunk = 1
-    chunks_at_once = 1
+    data: Parts
+    chunk = chunks_at_once = 1
 
     def __init__(
-        self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool = False, passes: int | None = None
+        self,
+        data: Parts,
+        batch_size: int,
+        order_keys: Tensor,
+        drop_last: bool = False,
+        threads: int = 2,
+        passes: int | None = None,
     ) -> None:
         super().__init__(order_keys.device)
-        self.data, self.passes, self.as_real = data, passes or 1, passes is not None
+        self.threads, self.passes, self.as_real = threads, passes or 1, passes is not None
         self.count = len(data[0]) // self.passes
         self.own, self.order_keys = order_keys.ndim > 0, order_keys
         self.sizes = self.cut(self.count, batch_size, drop_last)
+        self._hold(data, order_keys.device)
+
+    @abstractmethod
+    def _hold(self, data: Parts, device: torch.device) -> None:
+        """Have data and tensors where batches are taken from them."""
 
     def identity(self) -> str:
         """Return sizes, and a digest of all inputs and targets; of inputs in a file, of some thousand rows throughout."""
@@ -225,13 +236,10 @@ class OrderedFeed(Feed):
 class ArrayFeed(OrderedFeed):
     """Arrays on the device, from which each step gathers its batch."""
 
-    def __init__(
-        self, data: Parts, batch_size: int, order_keys: Tensor, drop_last: bool = False, passes: int | None = None
-    ) -> None:
-        super().__init__(data, batch_size, order_keys, drop_last, passes)
-        self.stride = self.batch_size
-        order = torch.zeros(*order_keys.shape, self.count, dtype=torch.int64, device=data[1].device)
-        self.tensors |= {"batch": data, "order": order}
+    def _hold(self, data: Parts, device: torch.device) -> None:
+        self.data, self.stride = tuple(part.to(device) for part in data), self.batch_size
+        order = torch.zeros(*self.order_keys.shape, self.count, dtype=torch.int64, device=device)
+        self.tensors |= {"batch": self.data, "order": order}
 
     def _fill(self, number: int, skip: int) -> Iterator[int]:
         self.tensors["order"].copy_(self.order_of(number))
@@ -245,27 +253,18 @@ class HostFeed(OrderedFeed):
     whose. Threads gather the next ones meanwhile.
     """
 
-    def __init__(
-        self,
-        data: Parts,
-        batch_size: int,
-        order_keys: Tensor,
-        drop_last: bool = False,
-        threads: int = 2,
-        passes: int | None = None,
-    ) -> None:
-        super().__init__(data, batch_size, order_keys, drop_last, passes)
-        self.threads, self.carrier = threads, Carrier(order_keys.device)
+    def _hold(self, data: Parts, device: torch.device) -> None:
+        self.carrier = Carrier(device)
         if self.as_real:
             row = max(1, data[0].nbytes // len(data[0]))
             self.chunk = max(1, CHUNK_BYTES // row)
             self.chunks_at_once = max(1, BUFFER_BYTES // (self.chunk * row))
         self.data = tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, data)
-        rows, device = order_keys.numel() * self.batch_size, order_keys.device
+        rows = self.order_keys.numel() * self.batch_size
         self.tensors["batch"] = tree_map(
             lambda leaf: torch.zeros(rows, *leaf.shape[1:], dtype=leaf.dtype, device=device), data
         )
-        self.tensors["order"] = torch.arange(rows, device=device).reshape(*order_keys.shape, self.batch_size)
+        self.tensors["order"] = torch.arange(rows, device=device).reshape(*self.order_keys.shape, self.batch_size)
 
     def _fill(self, number: int, skip: int) -> Iterator[int]:
         order, held = self.order_of(number).cpu(), self.tensors["order"]
