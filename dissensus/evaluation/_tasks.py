@@ -25,11 +25,10 @@ from dissensus.evaluation.estimates import (
     grouped,
     grouped_ranks,
     in_bins,
-    mean_statistic,
     placements,
 )
 from dissensus.evaluation.inputs import each_once
-from dissensus.evaluation.results import COVERAGE_LEVELS, ID, Number, Reliability, floats
+from dissensus.evaluation.results import COVERAGE_LEVELS, Number, Reliability, floats
 from dissensus.metrics.regression import FAMILIES, Family
 from dissensus.objectives.likelihoods import LIKELIHOODS, Likelihood, as_columns, class_axis_of, full, mean_and_scale
 from dissensus.scores import (
@@ -127,8 +126,9 @@ class Task:
         found.append(on.scores(self.score_names, columns["scores"]))
         if on.kind == "ood":
             return found
-        members = on.members(results.MEMBER_METRICS[self.task], columns["member"], size)
-        return [*found, members, *self.labelled_statistics(on, columns)]
+        own = columns["member"]
+        members = [on.number(results.MEMBER_METRICS[self.task], member=place) for place in range(len(own))]
+        return [*found, on.means(members, own, size), *self.labelled_statistics(on, columns)]
 
     def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
         """Return those that are no means, of a labelled set."""
@@ -213,7 +213,7 @@ class Classification(Task):
         parts = [
             on.metrics(self.averaged(columns)),
             on.scores(self.score_names, columns["scores"]),
-            mean_statistic(numbers, ID, torch.stack(values)),
+            Statistic(numbers, on.means(numbers, torch.stack(values)).resampled),
             on.calibration_error(*pair),
         ]
         return parts, on.smooth_calibration_error(*pair).numbers
@@ -243,8 +243,8 @@ class Labels(Task):
     def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
         if targets.ndim != 2 or targets.shape[1] != width:
             raise ValueError(
-                f"Labels of set {name!r} must be shaped (inputs, {width}), one answer for each label; got {tuple(targets.shape)} in "
-                "a batch. For one class an input choose loss='cross_entropy'."
+                f"Labels of set {name!r} must be shaped (inputs, {width}), one answer for each label; got {tuple(targets.shape)}. "
+                "For one class an input choose loss='cross_entropy'."
             )
         if (row := first_row((targets != 0) & (targets != 1))) is not None:
             got = f"got {targets[row].tolist()} in row {start + row}"
@@ -294,10 +294,8 @@ class Labels(Task):
 
 def _ranks(on: SetNumbers, probs: Tensor, truth: Tensor, labels: Sequence[int]) -> Statistic:
     """Return average precision and AUROC: their means over labels, then of each; some have a label and some do not, `(labels, inputs)`."""
-    values = [
-        (metrics.aupr(p[has], p[~has], positive="ood"), metrics.auroc(p[has], p[~has]))
-        for p, has in zip(probs, truth, strict=True)
-    ]
+    apart = [(p[has], p[~has]) for p, has in zip(probs, truth, strict=True)]
+    values = [(metrics.aupr(*pair, positive="ood"), metrics.auroc(*pair)) for pair in apart]
     means = torch.tensor(values, dtype=torch.float64).mean(0).tolist()
     numbers = [on.number("mean_average_precision", means[0]), on.number("macro_auroc", means[1])]
     for label, pair in zip(labels, values, strict=True):
@@ -307,12 +305,8 @@ def _ranks(on: SetNumbers, probs: Tensor, truth: Tensor, labels: Sequence[int]) 
 
     def resampled(draws: Draws) -> Tensor:
         counts = draws[on.set]
-        single = torch.stack(
-            [
-                _ranking(grouped(own, counts * ~has[:, None]), grouped(own, counts * has[:, None]))
-                for own, has in zip(groups(), truth, strict=True)
-            ]
-        )
+        pairs = ((own, counts * ~has[:, None], counts * has[:, None]) for own, has in zip(groups(), truth, strict=True))
+        single = torch.stack([_ranking(grouped(own, no), grouped(own, yes)) for own, no, yes in pairs])
         every = torch.cat([single.nanmean(0), single.flatten(0, 1)])
         # A resample in which nobody, or everybody, has a label says nothing of it.
         estimates = torch.tensor([number.value for number in numbers]).to(every)[:, None]
@@ -473,14 +467,14 @@ class Dense(Task):
     @classmethod
     def of(cls, inner: Task, outputs: Tensor, targets: Tensor | None) -> "Dense":
         """Find the class axis by the first batch."""
-        given = (inner.score_names, inner.weights, inner.likelihood, inner.positions)
+        given = vars(inner)
         if inner.task not in ("classification", "labels", "points"):
             raise ValueError(
-                f"`evaluate` reads maps of class logits and of point predictions, and of yes or no; the loss is {inner.loss!r}. Take "
-                "`ds.predict` and scores of its outputs."
+                f"`evaluate` reads maps of class logits, of yes or no and of point predictions; the loss is {inner.loss!r}. "
+                "Take `ds.predict` and scores of its outputs."
             )
         if inner.task == "points":
-            return cls(*given, inner=inner)
+            return cls(**given, inner=inner)
         binary = inner.task == "labels"
         if binary:
             two_classes = LIKELIHOODS["cross_entropy"]
@@ -492,7 +486,7 @@ class Dense(Task):
         size, weights = outputs.shape[axis], inner.positions.class_weights
         if weights is not None and len(weights) != size:
             raise ValueError(f"`class_weights` must be one number for each of {size} classes; got {len(weights)}.")
-        return cls(*given, axis, size, binary, inner=inner)
+        return cls(**given, inner=inner, axis=axis, size=size, binary=binary)
 
     @property
     def task(self) -> results.Task:
@@ -502,25 +496,20 @@ class Dense(Task):
         """Refuse outputs of other classes than before; their positions may differ, as those of padded batches do."""
         classes = self.size if self.binary or not self.axis else outputs.shape[self.axis]
         if outputs.ndim <= 3 or classes != self.size:
-            raise ValueError(
-                f"Outputs must have {self.size} classes at axis {self.axis} and positions beside them, as before; got "
-                f"{tuple(outputs.shape)}."
-            )
-
-    def num_outputs(self, width: int) -> int:
-        return self.size
+            wanted = f"{self.size} classes at axis {self.axis} and positions beside them, as before"
+            raise ValueError(f"Outputs must have {wanted}; got {tuple(outputs.shape)}.")
 
     def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
         if not self.axis:
-            super().check_targets(targets, width, name, start)
-            return
+            return super().check_targets(targets, width, name, start)
         counted = targets[targets != self.positions.ignore_index]
         classes = (counted >= 0) & (counted < self.size) & (counted == counted.long())
         if (targets.is_floating_point() and not self.binary) or not bool(classes.all()):
-            raise ValueError(
-                f"Labels of set {name!r} must be class indices from 0 to {self.size - 1}, or {self.positions.ignore_index} where one "
-                f"does not count; got {targets.dtype} from {targets.min().item()} to {targets.max().item()}."
+            wanted = (
+                f"class indices from 0 to {self.size - 1}, or {self.positions.ignore_index} where one does not count"
             )
+            got = f"{targets.dtype} from {targets.min().item()} to {targets.max().item()}"
+            raise ValueError(f"Labels of set {name!r} must be {wanted}; got {got}.")
 
     def flat(self, outputs: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return outputs and targets of positions as rows, `(members, batch * positions, outputs)`, and which count, `(batch, ...)`."""
@@ -533,10 +522,8 @@ class Dense(Task):
         if targets is None:
             return rows, None, torch.ones(last.shape[1:-1], dtype=torch.bool, device=outputs.device)
         if targets.shape != last.shape[1:-1]:
-            raise ValueError(
-                f"Labels of outputs with positions must be shaped {tuple(last.shape[1:-1])}, as the outputs without their classes; got "
-                f"{tuple(targets.shape)}."
-            )
+            wanted = f"{tuple(last.shape[1:-1])}, as the outputs without their classes"
+            raise ValueError(f"Labels of outputs with positions must be shaped {wanted}; got {tuple(targets.shape)}.")
         counts = targets != self.positions.ignore_index
         return rows, torch.where(counts, targets.long(), 0).flatten(), counts
 
@@ -552,8 +539,8 @@ class Dense(Task):
             values = values.double().unflatten(-1, (batch, -1))
             return torch.where(per_input, values, 0.0).mul(weights).sum(-1)
 
-        scores = [self.positions.pooled(score.reshape(counts.shape), counts) for score in inner["scores"]]
-        columns = {"scores": torch.stack(scores), "size": weights.sum(-1)}
+        scores = torch.stack([self.positions.pooled(score.reshape(counts.shape), counts) for score in inner["scores"]])
+        columns = {"scores": scores, "size": weights.sum(-1)}
         columns |= {f"mean {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()}
         if "dispute" in inner:
             maps = inner["dispute"].reshape(counts.shape)
@@ -582,9 +569,8 @@ class Dense(Task):
     def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
         if not self.axis:
             return []
-        overlap = columns["overlap"]
-        counts = overlap.float()
-        iou = on.number("mean_iou", float(_mean_iou(overlap.sum(-1, keepdim=True))))
+        counts = columns["overlap"].float()
+        iou = on.number("mean_iou", float(_mean_iou(columns["overlap"].sum(-1, keepdim=True))))
         return [
             on.binned_error(columns["bins"]),
             Statistic([iou], lambda draws: _mean_iou(counts @ draws[on.set])[None]),
