@@ -3,11 +3,11 @@
 There is a class for each kind of output.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from dissensus import metrics
 from dissensus._beliefs import deviations, member_mean
 from dissensus._checks import check_member_logits
 from dissensus.evaluation import results
+from dissensus.evaluation.corrupting import Cell
 from dissensus.evaluation.estimates import (
     ROOTS,
     Draws,
@@ -50,22 +51,6 @@ _MANY_MEMBERS = 50
 _COUNTING_MEMBERS = frozenset({"predictive_diversity", "num_unique"})
 
 
-@dataclass(frozen=True)
-class Positions:
-    """How outputs with several answers an input are read: the arguments of `evaluate` that bear these names."""
-
-    over: Over = "mean"
-    class_axis: int | None = None
-    ignore_index: int = -100
-    class_weights: Sequence[float] | None = None
-
-    def pooled(self, score: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Return one score an input, `(batch,)`, of those of its positions or labels, `(batch, ...)`."""
-        if isinstance(self.over, str):
-            return over_positions(score, self.over, counts=counts)
-        return over_positions(score, "share", limit=float(self.over), counts=counts)
-
-
 def first_row(bad: Tensor) -> int | None:
     """Return the number of the first row, `(batch, ...)`, in which something is bad."""
     rows = bad.flatten(1).any(1) if bad.ndim > 1 else bad
@@ -74,12 +59,18 @@ def first_row(bad: Tensor) -> int | None:
 
 @dataclass(frozen=True)
 class Task:
-    """How outputs are read, by the loss that says what they are: which scores are computed, and with which weights of members."""
+    """How outputs are read, by the loss that says what they are: which scores are computed, and with which weights of members.
+
+    The last four are the arguments of `evaluate` for outputs with several answers an input.
+    """
 
     score_names: tuple[str, ...]
     weights: Tensor | None
     likelihood: Likelihood
-    positions: Positions = Positions()
+    over: Over = "mean"
+    class_axis: int | None = None
+    ignore_index: int = -100
+    class_weights: Sequence[float] | None = None
 
     @property
     def loss(self) -> str:
@@ -113,6 +104,12 @@ class Task:
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str] | None:
         """Return outputs, targets and a loss by which members are diagnosed; None where they cannot be."""
         return outputs, targets, self.loss
+
+    def pooled(self, score: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Return one score an input, `(batch,)`, of those of its positions or labels, `(batch, ...)`."""
+        if isinstance(self.over, str):
+            return over_positions(score, self.over, counts=counts)
+        return over_positions(score, "share", limit=float(self.over), counts=counts)
 
     def averaged(self, columns: Columns) -> Columns:
         """Return values per input whose means (of `ROOTS`, their roots) are metrics, by the metric's name: columns "mean ..."."""
@@ -195,28 +192,25 @@ class Classification(Task):
         risks = [on.risk_coverage(*pair, correct) for pair in zip(self.score_names, columns["scores"], strict=True)]
         return [on.calibration_error(confidence, correct), on.smooth_calibration_error(confidence, correct), *risks]
 
-    def corrupted(
-        self, name: str, severity: int, columns: Columns, clean: Columns
-    ) -> tuple[list[Statistic], Sequence[Number]]:
-        """Return the numbers of one corruption at one severity, and those without replicates.
+    def corrupted(self, clean: Columns, cells: Mapping[Cell, Columns]) -> tuple[list[Statistic], list[Number]]:
+        """Return the numbers of each corruption at each severity, and those without replicates.
 
         Corrupted images are resampled together with the clean ones that they came from.
         """
-        on = SetNumbers("corruption", name, severity)
-        values, numbers = [], []
-        for score, own, known in zip(self.score_names, columns["scores"], clean["scores"], strict=True):
-            auroc = metrics.auroc(own, known)
-            of_corrupted, of_clean = placements(own, known)
-            values.append((of_corrupted + of_clean - auroc).float())
-            numbers.append(on.number("auroc", auroc, score))
-        pair = columns["confidence"], columns["correct"]
-        parts = [
-            on.metrics(self.averaged(columns)),
-            on.scores(self.score_names, columns["scores"]),
-            Statistic(numbers, on.means(numbers, torch.stack(values)).resampled),
-            on.calibration_error(*pair),
-        ]
-        return parts, on.smooth_calibration_error(*pair).numbers
+        found: list[Statistic] = []
+        without: list[Number] = []
+        for (name, severity), columns in cells.items():
+            on, pair = SetNumbers("corruption", name, severity), (columns["confidence"], columns["correct"])
+            values, numbers = [], []
+            for score, own, known in zip(self.score_names, columns["scores"], clean["scores"], strict=True):
+                auroc = metrics.auroc(own, known)
+                of_corrupted, of_clean = placements(own, known)
+                values.append((of_corrupted + of_clean - auroc).float())
+                numbers.append(on.number("auroc", auroc, score))
+            found += [on.metrics(self.averaged(columns)), on.scores(self.score_names, columns["scores"])]
+            found += [Statistic(numbers, on.means(numbers, torch.stack(values)).resampled), on.calibration_error(*pair)]
+            without += on.smooth_calibration_error(*pair).numbers
+        return found, without
 
     def reliability(self, name: str, columns: Columns) -> Reliability:
         curve = metrics.confidence_reliability(columns["confidence"], columns["correct"])
@@ -256,7 +250,7 @@ class Labels(Task):
         scores = all_scores(beliefs, self.score_names).values()
         no, yes = beliefs.mean_probs.unflatten(0, (batch, labels)).unbind(-1)
         columns = {
-            "scores": torch.stack([self.positions.pooled(score.reshape(batch, labels)) for score in scores]),
+            "scores": torch.stack([self.pooled(score.reshape(batch, labels)) for score in scores]),
             "probs": yes.T,
         }
         if len(outputs) > 1:
@@ -470,20 +464,19 @@ class Dense(Task):
         given = vars(inner)
         if inner.task not in ("classification", "labels", "points"):
             raise ValueError(
-                f"`evaluate` reads maps of class logits, of yes or no and of point predictions; the loss is {inner.loss!r}. "
+                f"`evaluate` reads maps of class logits and of point predictions, or yes or no; the loss is {inner.loss!r}. "
                 "Take `ds.predict` and scores of its outputs."
             )
         if inner.task == "points":
             return cls(**given, inner=inner)
         binary = inner.task == "labels"
         if binary:
-            two_classes = LIKELIHOODS["cross_entropy"]
-            inner = Classification(inner.score_names, inner.weights, two_classes, inner.positions)
+            inner = Classification(**given | {"likelihood": LIKELIHOODS["cross_entropy"]})
             outputs = as_two_classes(outputs)
         # The known inputs come first, and have labels.
         assert targets is not None
-        axis = class_axis_of(outputs, targets, -1 if binary else inner.positions.class_axis)
-        size, weights = outputs.shape[axis], inner.positions.class_weights
+        axis = class_axis_of(outputs, targets, -1 if binary else inner.class_axis)
+        size, weights = outputs.shape[axis], inner.class_weights
         if weights is not None and len(weights) != size:
             raise ValueError(f"`class_weights` must be one number for each of {size} classes; got {len(weights)}.")
         return cls(**given, inner=inner, axis=axis, size=size, binary=binary)
@@ -502,12 +495,10 @@ class Dense(Task):
     def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
         if not self.axis:
             return super().check_targets(targets, width, name, start)
-        counted = targets[targets != self.positions.ignore_index]
+        counted = targets[targets != self.ignore_index]
         classes = (counted >= 0) & (counted < self.size) & (counted == counted.long())
         if (targets.is_floating_point() and not self.binary) or not bool(classes.all()):
-            wanted = (
-                f"class indices from 0 to {self.size - 1}, or {self.positions.ignore_index} where one does not count"
-            )
+            wanted = f"class indices from 0 to {self.size - 1}, or {self.ignore_index} where one does not count"
             got = f"{targets.dtype} from {targets.min().item()} to {targets.max().item()}"
             raise ValueError(f"Labels of set {name!r} must be {wanted}; got {got}.")
 
@@ -524,14 +515,14 @@ class Dense(Task):
         if targets.shape != last.shape[1:-1]:
             wanted = f"{tuple(last.shape[1:-1])}, as the outputs without their classes"
             raise ValueError(f"Labels of outputs with positions must be shaped {wanted}; got {tuple(targets.shape)}.")
-        counts = targets != self.positions.ignore_index
+        counts = targets != self.ignore_index
         return rows, torch.where(counts, targets.long(), 0).flatten(), counts
 
     def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
         rows, truth, counts = self.flat(outputs, targets)
         inner = self.inner.columns(rows, truth)
         per_input = counts.flatten(1)
-        batch, (weights, classes) = len(per_input), (per_input.double(), self.positions.class_weights)
+        batch, (weights, classes) = len(per_input), (per_input.double(), self.class_weights)
         if classes is not None and truth is not None:
             weights = weights * torch.tensor(classes, dtype=torch.float64, device=rows.device)[truth].reshape(batch, -1)
 
@@ -539,7 +530,7 @@ class Dense(Task):
             values = values.double().unflatten(-1, (batch, -1))
             return torch.where(per_input, values, 0.0).mul(weights).sum(-1)
 
-        scores = torch.stack([self.positions.pooled(score.reshape(counts.shape), counts) for score in inner["scores"]])
+        scores = torch.stack([self.pooled(score.reshape(counts.shape), counts) for score in inner["scores"]])
         columns = {"scores": scores, "size": weights.sum(-1)}
         columns |= {f"mean {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()}
         if "dispute" in inner:
@@ -597,7 +588,7 @@ _KINDS: dict[str, type[Task]] = {
 
 
 def task_of(
-    likelihood: Likelihood, scores: Iterable[str] | None, weights: Tensor | None, num_members: int, positions: Positions
+    likelihood: Likelihood, scores: Iterable[str] | None, weights: Tensor | None, num_members: int, **positions: Any
 ) -> Task:
     """Return how outputs are read, by what the loss says that they are, and with the scores asked for, or all worth their price."""
     known: Sequence[str] = ["knowledge_variance"]
@@ -621,4 +612,4 @@ def task_of(
         raise ValueError(
             f"`scores` must name each score once, among {', '.join(known)}; got {', '.join(map(str, chosen)) or 'none'}."
         )
-    return _KINDS[likelihood.kind](tuple(chosen), weights, likelihood, positions)
+    return _KINDS[likelihood.kind](tuple(chosen), weights, likelihood, **positions)
