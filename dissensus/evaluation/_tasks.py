@@ -1,7 +1,4 @@
-"""Member outputs of a batch -> columns, one value per input; columns of a whole set -> numbers and curves.
-
-There is a class for each kind of output.
-"""
+"""Member outputs of a batch -> columns, one value per input; columns of a set -> numbers and curves: a class for each kind of output."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,10 +190,7 @@ class Classification(Task):
         return [on.calibration_error(confidence, correct), on.smooth_calibration_error(confidence, correct), *risks]
 
     def corrupted(self, clean: Columns, cells: Mapping[Cell, Columns]) -> tuple[list[Statistic], list[Number]]:
-        """Return the numbers of each corruption at each severity, and those without replicates.
-
-        Corrupted images are resampled together with the clean ones that they came from.
-        """
+        """Return numbers of each corrupted copy, resampled together with the clean images that it is of, and those without replicates."""
         found: list[Statistic] = []
         without: list[Number] = []
         for (name, severity), columns in cells.items():
@@ -310,10 +304,7 @@ def _ranks(on: SetNumbers, probs: Tensor, truth: Tensor, labels: Sequence[int]) 
 
 
 def _ranking(no: Tensor, yes: Tensor) -> Tensor:
-    """Return average precision and AUROC, `(2, resamples)`, from counts in groups of rising probabilities, `(resamples, groups)`.
-
-    NaN where one of the two is missing.
-    """
+    """Average precision and AUROC, `(2, resamples)`, of counts `(resamples, groups)` by rising probability; NaN without any no or yes."""
     without, having = no.sum(1), yes.sum(1)
     at_least = (yes.flip(1).cumsum(1) / (yes + no).flip(1).cumsum(1).clamp_min(1)).flip(1)
     precision = (at_least * yes).sum(1) / having
@@ -358,10 +349,8 @@ class Regression(Task):
         knowledge = member_mean(deviations(mean, weights).square(), weights)
         data = member_mean(spread, weights)
         variances = {"total_variance": data + knowledge, "data_variance": data, "knowledge_variance": knowledge}
-        columns = {
-            "scores": torch.stack([variances[name].mean(-1) for name in self.score_names]),
-            "predicted": centre[:, 0],
-        }
+        scores = torch.stack([variances[name].mean(-1) for name in self.score_names])
+        columns = {"scores": scores, "predicted": centre[:, 0]}
         if targets is not None:
             truth = as_columns(targets).to(centre)
             columns |= {
@@ -428,10 +417,8 @@ class OwnLoss(Task):
         spread = member_mean(deviations(outputs, weights).square(), weights).mean(-1)
         columns = {"scores": torch.stack([spread for _ in self.score_names])}
         if targets is not None:
-            columns |= {
-                "mean loss": self.likelihood.per_example(centre, targets),
-                "member": self.likelihood.losses(outputs, targets),
-            }
+            losses = self.likelihood.losses(outputs, targets)
+            columns |= {"mean loss": self.likelihood.per_example(centre, targets), "member": losses}
             if self.likelihood.quantiles is not None:
                 columns["below"] = (targets.reshape(-1, 1) <= centre).T
         return columns

@@ -123,10 +123,7 @@ def named_sets(
     ood: Mapping[str, Inputs | Pairs | Source] | None,
     class_names: Sequence[str] | None,
 ) -> tuple[list[NamedSet], tuple[str, ...]]:
-    """Return all sets, the known one first, and the names of the classes, which may come with the known data.
-
-    Names that clash and one set under two names are refused.
-    """
+    """Return all sets, the known one first, and the names of its classes; refuse names that clash, and one set under two."""
     shifted, ood = shifted or {}, ood or {}
     _check_names([ID, *shifted, *ood])
     known = _loaded_or_same(id_data, ID)

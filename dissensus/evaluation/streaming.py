@@ -1,7 +1,6 @@
 """An ensemble and a named set in, one value per input and quantity out: every input is predicted once.
 
-Kept are the columns of the task, and a handful of gallery images; member outputs are dropped batch by batch, but for
-those of (some of) the known inputs, from which members are diagnosed.
+Member outputs are dropped batch by batch, but for those of (some of) the known inputs, from which members are diagnosed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -199,10 +198,7 @@ class Reader:
                 raise ValueError(f"Set {part.name!r} cannot be read: {problem}") from None
 
     def read(self, part: NamedSet) -> Sample:
-        """Predict each input of a set once, and of the known one each corrupted copy; return what numbers need.
-
-        A set that came before under another name is refused, and pixels on another scale are warned of.
-        """
+        """Predict each input of a set once, and of the known one each corrupted copy; refuse a set that came before by another name."""
         cells = self.corruptor.cells if part.kind == "id" else ()
         kept, corrupted = _Kept(), {cell: _Kept() for cell in cells}
         fingerprint, targets, gallery = Fingerprint(), Fingerprint(), Gallery(part.name)
