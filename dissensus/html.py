@@ -1,8 +1,7 @@
 """Text, tables and figures in, one self-contained HTML page out.
 
-The page needs no network and no files beside it: figures stand in it as SVG. It follows the reader's light or dark
-setting, tables scroll in their own box where the screen is narrow, and it prints. A table of many inputs can be searched
-and sorted by a short script; without scripts it is a table like the others. All text is escaped.
+Figures stand in it as SVG. It follows the reader's light or dark setting, tables scroll in their own box where the screen is narrow, and
+it prints. A table of many inputs can be searched and sorted by a short script. All text is escaped.
 """
 
 import re
@@ -180,10 +179,9 @@ def cell_text(value: object) -> str:
         return "yes" if value else "no"
     if not isinstance(value, Real) or isinstance(value, Integral):
         return str(value)
-    number = float(value)
-    if 1e4 <= abs(number) < 1e9:
-        return f"{number:,.0f}".replace(",", GROUP)
-    return f"{number:#.4g}".removesuffix(".").replace("inf", "∞")
+    if 1e4 <= abs(value) < 1e9:
+        return f"{float(value):,.0f}".replace(",", GROUP)
+    return f"{float(value):#.4g}".removesuffix(".").replace("inf", "∞")
 
 
 def _page(title: str, top: str, sections: Sequence[Section]) -> str:

@@ -15,10 +15,10 @@ from torch import Tensor
 from dissensus._checks import check_labels
 from dissensus._signatures import checked, whole_number
 from dissensus.diagnostics.drops import drop_curves
-from dissensus.diagnostics.findings import Check, DropCurve, Finding, Pair
+from dissensus.diagnostics.findings import Check, Finding, Pair
 from dissensus.metrics import diversity_bounds, pair_diversity
 from dissensus.objectives import debias
-from dissensus.objectives.collusion import CLASS_LOSSES, Measures, measure, predictions, ratio, wide
+from dissensus.objectives.collusion import CLASS_LOSSES, measure, predictions, ratio, wide
 from dissensus.objectives.losses import Loss, errors, output_sum, shares_of, weighted_mean
 from dissensus.types import MemberOutputs
 
@@ -191,6 +191,12 @@ def diagnose(
     curves, examples = drop_curves(
         values, targets, loss, average, weights, fractions=drop_fractions, repeats=repeats, per=drop_per, seed=seed
     )
+    member, codependence = errors(values, targets, loss, average)[0], 0.0
+    # Members that tie share an example.
+    best = (member == member.min(0).values).to(values)
+    if curves:
+        # Infinite where there is no error to raise.
+        codependence = ratio(curves[0].increase[0], 0.0 if isinf(measures.diversity_ratio) else abs(curves[0].full))
     scale_share, example_share = _shares(values, targets, loss, average, weights)
     return Finding(
         loss=loss if isinstance(loss, str) else "custom",
@@ -203,11 +209,11 @@ def diagnose(
         offsets=_offsets(values, loss, average, weights),
         scale_share=scale_share,
         example_share=example_share,
-        codependence=_codependence(curves, measures),
+        codependence=codependence,
         drops=curves,
         drop_per=drop_per,
         drop_examples=examples,
-        dominance=_dominance(values, targets, loss, average),
+        dominance=float((best / best.sum(0)).mean(1).max()),
         error_spread=ratio(max(measures.member_errors) - min(measures.member_errors), abs(measures.member_error)),
         num_classes=values.shape[-1] if loss in CLASS_LOSSES else 0,
         pairs=_pairs(values, targets) if loss in CLASS_LOSSES else (),
@@ -224,13 +230,6 @@ def _check(outputs: Tensor, targets: Tensor, loss: Loss, repeats: int) -> None:
     if not bool(outputs.isfinite().all()):
         member, example = (~outputs.isfinite()).nonzero()[0].tolist()[:2]
         raise ValueError(f"`outputs` must be finite; example {example} of member {member} is not. Leave it out.")
-
-
-def _codependence(curves: Sequence[DropCurve], measures: Measures) -> float:
-    """Share by which the error rises with the fewest members dropped; infinite where there is none to raise."""
-    if not curves:
-        return 0.0
-    return ratio(curves[0].increase[0], 0.0 if isinf(measures.diversity_ratio) else abs(curves[0].full))
 
 
 def _offsets(outputs: Tensor, loss: Loss, average: str, weights: Tensor | None) -> tuple[float, ...]:
@@ -264,13 +263,6 @@ def _shares(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights:
     error = float((centre - truth).square().sum(-1).mean())
     possible = (1 / float(shares_of(weights, outputs).square().sum()) - 1) * error
     return stretched / spread, max(0.0, left - possible) / spread
-
-
-def _dominance(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> float:
-    """Largest share of examples that one member answers best; members that tie share an example."""
-    member, _ = errors(outputs, targets, loss, average)
-    best = (member == member.min(0).values).to(outputs)
-    return float((best / best.sum(0)).mean(1).max())
 
 
 def _pairs(outputs: Tensor, targets: Tensor) -> tuple[Pair, ...]:

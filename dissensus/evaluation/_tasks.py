@@ -1,13 +1,10 @@
-"""Member outputs of a batch -> columns, one value per input; columns of a whole set -> numbers and curves.
+"""Member outputs of a batch -> columns, one value per input; columns of a set -> numbers and curves: a class for each kind of output."""
 
-There is a class for each kind of output.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +13,7 @@ from dissensus import metrics
 from dissensus._beliefs import deviations
 from dissensus._checks import check_member_logits
 from dissensus.evaluation import results
+from dissensus.evaluation.corrupting import Cell
 from dissensus.evaluation.estimates import (
     ROOTS,
     Draws,
@@ -25,11 +23,10 @@ from dissensus.evaluation.estimates import (
     grouped,
     grouped_ranks,
     in_bins,
-    mean_statistic,
     placements,
 )
 from dissensus.evaluation.inputs import each_once
-from dissensus.evaluation.results import COVERAGE_LEVELS, ID, Number, Reliability, floats
+from dissensus.evaluation.results import COVERAGE_LEVELS, Number, Reliability, floats
 from dissensus.metrics.regression import FAMILIES, Family
 from dissensus.objectives.likelihoods import LIKELIHOODS, Likelihood, as_columns, class_axis_of, full, mean_and_scale
 from dissensus.objectives.losses import weighted_mean
@@ -52,22 +49,6 @@ _MANY_MEMBERS = 50
 _COUNTING_MEMBERS = frozenset({"predictive_diversity", "num_unique"})
 
 
-@dataclass(frozen=True)
-class Positions:
-    """How outputs with several answers an input are read: the arguments of `evaluate` that bear these names."""
-
-    over: Over = "mean"
-    class_axis: int | None = None
-    ignore_index: int = -100
-    class_weights: Sequence[float] | None = None
-
-    def pooled(self, score: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Return one score an input, `(batch,)`, of those of its positions or labels, `(batch, ...)`."""
-        if isinstance(self.over, str):
-            return over_positions(score, self.over, counts=counts)
-        return over_positions(score, "share", limit=float(self.over), counts=counts)
-
-
 def first_row(bad: Tensor) -> int | None:
     """Return the number of the first row, `(batch, ...)`, in which something is bad."""
     rows = bad.flatten(1).any(1) if bad.ndim > 1 else bad
@@ -76,12 +57,18 @@ def first_row(bad: Tensor) -> int | None:
 
 @dataclass(frozen=True)
 class Task:
-    """How outputs are read, by the loss that says what they are: which scores are computed, and with which weights of members."""
+    """How outputs are read, by the loss that says what they are: which scores are computed, and with which weights of members.
+
+    The last four are the arguments of `evaluate` for outputs with several answers an input.
+    """
 
     score_names: tuple[str, ...]
     weights: Tensor | None
     likelihood: Likelihood
-    positions: Positions = Positions()
+    over: Over = "mean"
+    class_axis: int | None = None
+    ignore_index: int = -100
+    class_weights: Sequence[float] | None = None
 
     @property
     def loss(self) -> str:
@@ -116,6 +103,12 @@ class Task:
         """Return outputs, targets and a loss by which members are diagnosed; None where they cannot be."""
         return outputs, targets, self.loss
 
+    def pooled(self, score: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Return one score an input, `(batch,)`, of those of its positions or labels, `(batch, ...)`."""
+        if isinstance(self.over, str):
+            return over_positions(score, self.over, counts=counts)
+        return over_positions(score, "share", limit=float(self.over), counts=counts)
+
     def averaged(self, columns: Columns) -> Columns:
         """Return values per input whose means (of `ROOTS`, their roots) are metrics, by the metric's name: columns "mean ..."."""
         return {key.removeprefix("mean "): values for key, values in columns.items() if key.startswith("mean ")}
@@ -128,8 +121,9 @@ class Task:
         found.append(on.scores(self.score_names, columns["scores"]))
         if on.kind == "ood":
             return found
-        members = on.members(results.MEMBER_METRICS[self.task], columns["member"], size)
-        return [*found, members, *self.labelled_statistics(on, columns)]
+        own = columns["member"]
+        members = [on.number(results.MEMBER_METRICS[self.task], member=place) for place in range(len(own))]
+        return [*found, on.means(members, own, size), *self.labelled_statistics(on, columns)]
 
     def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
         """Return those that are no means, of a labelled set."""
@@ -196,28 +190,22 @@ class Classification(Task):
         risks = [on.risk_coverage(*pair, correct) for pair in zip(self.score_names, columns["scores"], strict=True)]
         return [on.calibration_error(confidence, correct), on.smooth_calibration_error(confidence, correct), *risks]
 
-    def corrupted(
-        self, name: str, severity: int, columns: Columns, clean: Columns
-    ) -> tuple[list[Statistic], Sequence[Number]]:
-        """Return the numbers of one corruption at one severity, and those without replicates.
-
-        Corrupted images are resampled together with the clean ones that they came from.
-        """
-        on = SetNumbers("corruption", name, severity)
-        values, numbers = [], []
-        for score, own, known in zip(self.score_names, columns["scores"], clean["scores"], strict=True):
-            auroc = metrics.auroc(own, known)
-            of_corrupted, of_clean = placements(own, known)
-            values.append((of_corrupted + of_clean - auroc).float())
-            numbers.append(on.number("auroc", auroc, score))
-        pair = columns["confidence"], columns["correct"]
-        parts = [
-            on.metrics(self.averaged(columns)),
-            on.scores(self.score_names, columns["scores"]),
-            mean_statistic(numbers, ID, torch.stack(values)),
-            on.calibration_error(*pair),
-        ]
-        return parts, on.smooth_calibration_error(*pair).numbers
+    def corrupted(self, clean: Columns, cells: Mapping[Cell, Columns]) -> tuple[list[Statistic], list[Number]]:
+        """Return numbers of each corrupted copy, resampled together with the clean images that it is of, and those without replicates."""
+        found: list[Statistic] = []
+        without: list[Number] = []
+        for (name, severity), columns in cells.items():
+            on, pair = SetNumbers("corruption", name, severity), (columns["confidence"], columns["correct"])
+            values, numbers = [], []
+            for score, own, known in zip(self.score_names, columns["scores"], clean["scores"], strict=True):
+                auroc = metrics.auroc(own, known)
+                of_corrupted, of_clean = placements(own, known)
+                values.append((of_corrupted + of_clean - auroc).float())
+                numbers.append(on.number("auroc", auroc, score))
+            found += [on.metrics(self.averaged(columns)), on.scores(self.score_names, columns["scores"])]
+            found += [Statistic(numbers, on.means(numbers, torch.stack(values)).resampled), on.calibration_error(*pair)]
+            without += on.smooth_calibration_error(*pair).numbers
+        return found, without
 
     def reliability(self, name: str, columns: Columns) -> Reliability:
         curve = metrics.confidence_reliability(columns["confidence"], columns["correct"])
@@ -244,8 +232,8 @@ class Labels(Task):
     def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
         if targets.ndim != 2 or targets.shape[1] != width:
             raise ValueError(
-                f"Labels of set {name!r} must be shaped (inputs, {width}), one answer for each label; got {tuple(targets.shape)} in "
-                "a batch. For one class an input choose loss='cross_entropy'."
+                f"Labels of set {name!r} must be shaped (inputs, {width}), one answer for each label; got {tuple(targets.shape)}. "
+                "For one class an input choose loss='cross_entropy'."
             )
         if (row := first_row((targets != 0) & (targets != 1))) is not None:
             got = f"got {targets[row].tolist()} in row {start + row}"
@@ -257,7 +245,7 @@ class Labels(Task):
         scores = all_scores(beliefs, self.score_names).values()
         no, yes = beliefs.mean_probs.unflatten(0, (batch, labels)).unbind(-1)
         columns = {
-            "scores": torch.stack([self.positions.pooled(score.reshape(batch, labels)) for score in scores]),
+            "scores": torch.stack([self.pooled(score.reshape(batch, labels)) for score in scores]),
             "probs": yes.T,
         }
         if len(outputs) > 1:
@@ -295,10 +283,8 @@ class Labels(Task):
 
 def _ranks(on: SetNumbers, probs: Tensor, truth: Tensor, labels: Sequence[int]) -> Statistic:
     """Return average precision and AUROC: their means over labels, then of each; some have a label and some do not, `(labels, inputs)`."""
-    values = [
-        (metrics.aupr(p[has], p[~has], positive="ood"), metrics.auroc(p[has], p[~has]))
-        for p, has in zip(probs, truth, strict=True)
-    ]
+    apart = [(p[has], p[~has]) for p, has in zip(probs, truth, strict=True)]
+    values = [(metrics.aupr(*pair, positive="ood"), metrics.auroc(*pair)) for pair in apart]
     means = torch.tensor(values, dtype=torch.float64).mean(0).tolist()
     numbers = [on.number("mean_average_precision", means[0]), on.number("macro_auroc", means[1])]
     for label, pair in zip(labels, values, strict=True):
@@ -308,12 +294,8 @@ def _ranks(on: SetNumbers, probs: Tensor, truth: Tensor, labels: Sequence[int]) 
 
     def resampled(draws: Draws) -> Tensor:
         counts = draws[on.set]
-        single = torch.stack(
-            [
-                _ranking(grouped(own, counts * ~has[:, None]), grouped(own, counts * has[:, None]))
-                for own, has in zip(groups(), truth, strict=True)
-            ]
-        )
+        pairs = ((own, counts * ~has[:, None], counts * has[:, None]) for own, has in zip(groups(), truth, strict=True))
+        single = torch.stack([_ranking(grouped(own, no), grouped(own, yes)) for own, no, yes in pairs])
         every = torch.cat([single.nanmean(0), single.flatten(0, 1)])
         # A resample in which nobody, or everybody, has a label says nothing of it.
         estimates = torch.tensor([number.value for number in numbers]).to(every)[:, None]
@@ -323,10 +305,7 @@ def _ranks(on: SetNumbers, probs: Tensor, truth: Tensor, labels: Sequence[int]) 
 
 
 def _ranking(no: Tensor, yes: Tensor) -> Tensor:
-    """Return average precision and AUROC, `(2, resamples)`, from counts in groups of rising probabilities, `(resamples, groups)`.
-
-    NaN where one of the two is missing.
-    """
+    """Average precision and AUROC, `(2, resamples)`, of counts `(resamples, groups)` by rising probability; NaN without any no or yes."""
     without, having = no.sum(1), yes.sum(1)
     at_least = (yes.flip(1).cumsum(1) / (yes + no).flip(1).cumsum(1).clamp_min(1)).flip(1)
     precision = (at_least * yes).sum(1) / having
@@ -371,10 +350,8 @@ class Regression(Task):
         knowledge = weighted_mean(deviations(mean, weights).square(), weights)
         data = weighted_mean(spread, weights)
         variances = {"total_variance": data + knowledge, "data_variance": data, "knowledge_variance": knowledge}
-        columns = {
-            "scores": torch.stack([variances[name].mean(-1) for name in self.score_names]),
-            "predicted": centre[:, 0],
-        }
+        scores = torch.stack([variances[name].mean(-1) for name in self.score_names])
+        columns = {"scores": scores, "predicted": centre[:, 0]}
         if targets is not None:
             truth = as_columns(targets).to(centre)
             columns |= {
@@ -441,10 +418,8 @@ class OwnLoss(Task):
         spread = weighted_mean(deviations(outputs, weights).square(), weights).mean(-1)
         columns = {"scores": torch.stack([spread for _ in self.score_names])}
         if targets is not None:
-            columns |= {
-                "mean loss": self.likelihood.per_example(centre, targets),
-                "member": self.likelihood.losses(outputs, targets),
-            }
+            losses = self.likelihood.losses(outputs, targets)
+            columns |= {"mean loss": self.likelihood.per_example(centre, targets), "member": losses}
             if self.likelihood.quantiles is not None:
                 columns["below"] = (targets.reshape(-1, 1) <= centre).T
         return columns
@@ -474,26 +449,25 @@ class Dense(Task):
     @classmethod
     def of(cls, inner: Task, outputs: Tensor, targets: Tensor | None) -> "Dense":
         """Find the class axis by the first batch."""
-        given = (inner.score_names, inner.weights, inner.likelihood, inner.positions)
+        given = vars(inner)
         if inner.task not in ("classification", "labels", "points"):
             raise ValueError(
-                f"`evaluate` reads maps of class logits and of point predictions, and of yes or no; the loss is {inner.loss!r}. Take "
-                "`ds.predict` and scores of its outputs."
+                f"`evaluate` reads maps of class logits and of point predictions, or yes or no; the loss is {inner.loss!r}. "
+                "Take `ds.predict` and scores of its outputs."
             )
         if inner.task == "points":
-            return cls(*given, inner=inner)
+            return cls(**given, inner=inner)
         binary = inner.task == "labels"
         if binary:
-            two_classes = LIKELIHOODS["cross_entropy"]
-            inner = Classification(inner.score_names, inner.weights, two_classes, inner.positions)
+            inner = Classification(**given | {"likelihood": LIKELIHOODS["cross_entropy"]})
             outputs = as_two_classes(outputs)
         # The known inputs come first, and have labels.
         assert targets is not None
-        axis = class_axis_of(outputs, targets, -1 if binary else inner.positions.class_axis)
-        size, weights = outputs.shape[axis], inner.positions.class_weights
+        axis = class_axis_of(outputs, targets, -1 if binary else inner.class_axis)
+        size, weights = outputs.shape[axis], inner.class_weights
         if weights is not None and len(weights) != size:
             raise ValueError(f"`class_weights` must be one number for each of {size} classes; got {len(weights)}.")
-        return cls(*given, axis, size, binary, inner=inner)
+        return cls(**given, inner=inner, axis=axis, size=size, binary=binary)
 
     @property
     def task(self) -> results.Task:
@@ -503,25 +477,18 @@ class Dense(Task):
         """Refuse outputs of other classes than before; their positions may differ, as those of padded batches do."""
         classes = self.size if self.binary or not self.axis else outputs.shape[self.axis]
         if outputs.ndim <= 3 or classes != self.size:
-            raise ValueError(
-                f"Outputs must have {self.size} classes at axis {self.axis} and positions beside them, as before; got "
-                f"{tuple(outputs.shape)}."
-            )
-
-    def num_outputs(self, width: int) -> int:
-        return self.size
+            wanted = f"{self.size} classes at axis {self.axis} and positions beside them, as before"
+            raise ValueError(f"Outputs must have {wanted}; got {tuple(outputs.shape)}.")
 
     def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
         if not self.axis:
-            super().check_targets(targets, width, name, start)
-            return
-        counted = targets[targets != self.positions.ignore_index]
+            return super().check_targets(targets, width, name, start)
+        counted = targets[targets != self.ignore_index]
         classes = (counted >= 0) & (counted < self.size) & (counted == counted.long())
         if (targets.is_floating_point() and not self.binary) or not bool(classes.all()):
-            raise ValueError(
-                f"Labels of set {name!r} must be class indices from 0 to {self.size - 1}, or {self.positions.ignore_index} where one "
-                f"does not count; got {targets.dtype} from {targets.min().item()} to {targets.max().item()}."
-            )
+            wanted = f"class indices from 0 to {self.size - 1}, or {self.ignore_index} where one does not count"
+            got = f"{targets.dtype} from {targets.min().item()} to {targets.max().item()}"
+            raise ValueError(f"Labels of set {name!r} must be {wanted}; got {got}.")
 
     def flat(self, outputs: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return outputs and targets of positions as rows, `(members, batch * positions, outputs)`, and which count, `(batch, ...)`."""
@@ -534,18 +501,16 @@ class Dense(Task):
         if targets is None:
             return rows, None, torch.ones(last.shape[1:-1], dtype=torch.bool, device=outputs.device)
         if targets.shape != last.shape[1:-1]:
-            raise ValueError(
-                f"Labels of outputs with positions must be shaped {tuple(last.shape[1:-1])}, as the outputs without their classes; got "
-                f"{tuple(targets.shape)}."
-            )
-        counts = targets != self.positions.ignore_index
+            wanted = f"{tuple(last.shape[1:-1])}, as the outputs without their classes"
+            raise ValueError(f"Labels of outputs with positions must be shaped {wanted}; got {tuple(targets.shape)}.")
+        counts = targets != self.ignore_index
         return rows, torch.where(counts, targets.long(), 0).flatten(), counts
 
     def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
         rows, truth, counts = self.flat(outputs, targets)
         inner = self.inner.columns(rows, truth)
         per_input = counts.flatten(1)
-        batch, (weights, classes) = len(per_input), (per_input.double(), self.positions.class_weights)
+        batch, (weights, classes) = len(per_input), (per_input.double(), self.class_weights)
         if classes is not None and truth is not None:
             weights = weights * torch.tensor(classes, dtype=torch.float64, device=rows.device)[truth].reshape(batch, -1)
 
@@ -553,8 +518,8 @@ class Dense(Task):
             values = values.double().unflatten(-1, (batch, -1))
             return torch.where(per_input, values, 0.0).mul(weights).sum(-1)
 
-        scores = [self.positions.pooled(score.reshape(counts.shape), counts) for score in inner["scores"]]
-        columns = {"scores": torch.stack(scores), "size": weights.sum(-1)}
+        scores = torch.stack([self.pooled(score.reshape(counts.shape), counts) for score in inner["scores"]])
+        columns = {"scores": scores, "size": weights.sum(-1)}
         columns |= {f"mean {metric}": summed(values) for metric, values in self.inner.averaged(inner).items()}
         if "dispute" in inner:
             maps = inner["dispute"].reshape(counts.shape)
@@ -583,9 +548,8 @@ class Dense(Task):
     def labelled_statistics(self, on: SetNumbers, columns: Columns) -> list[Statistic]:
         if not self.axis:
             return []
-        overlap = columns["overlap"]
-        counts = overlap.float()
-        iou = on.number("mean_iou", float(_mean_iou(overlap.sum(-1, keepdim=True))))
+        counts = columns["overlap"].float()
+        iou = on.number("mean_iou", float(_mean_iou(columns["overlap"].sum(-1, keepdim=True))))
         return [
             on.binned_error(columns["bins"]),
             Statistic([iou], lambda draws: _mean_iou(counts @ draws[on.set])[None]),
@@ -612,7 +576,7 @@ _KINDS: dict[str, type[Task]] = {
 
 
 def task_of(
-    likelihood: Likelihood, scores: Iterable[str] | None, weights: Tensor | None, num_members: int, positions: Positions
+    likelihood: Likelihood, scores: Iterable[str] | None, weights: Tensor | None, num_members: int, **positions: Any
 ) -> Task:
     """Return how outputs are read, by what the loss says that they are, and with the scores asked for, or all worth their price."""
     known: Sequence[str] = ["knowledge_variance"]
@@ -636,4 +600,4 @@ def task_of(
         raise ValueError(
             f"`scores` must name each score once, among {', '.join(known)}; got {', '.join(map(str, chosen)) or 'none'}."
         )
-    return _KINDS[likelihood.kind](tuple(chosen), weights, likelihood, positions)
+    return _KINDS[likelihood.kind](tuple(chosen), weights, likelihood, **positions)

@@ -45,18 +45,6 @@ class Statistic:
 ROOTS = frozenset({"rmse"})
 
 
-def mean_statistic(numbers: Sequence[Number], drawn: str, values: Tensor, sizes: Tensor | None = None) -> Statistic:
-    """Return numbers that are means of `values`, `(numbers, inputs)`, which are sums where inputs have `sizes`; or, all of them, roots."""
-    values, sizes = values.float(), None if sizes is None else sizes.float()
-
-    def resampled(draws: Draws) -> Tensor:
-        counts = draws[drawn]
-        means = values @ counts / (len(counts) if sizes is None else sizes @ counts)
-        return means.sqrt() if numbers[0].metric in ROOTS else means
-
-    return Statistic(numbers, resampled)
-
-
 @dataclass(frozen=True)
 class SetNumbers:
     """Makes the statistics of one set."""
@@ -74,14 +62,19 @@ class SetNumbers:
         """Return a number about this set."""
         return Number(metric, self.set, self.kind, value, score, self.severity, member)
 
-    def means(self, named: Sequence[Number], columns: Tensor, sizes: Tensor | None = None) -> Statistic:
-        """Return the means of rows of `columns`, as `mean_statistic` has them."""
-        found = columns.double().mean(-1)
-        if sizes is not None:
-            found = columns.double().sum(-1) / (float(sizes.double().sum()) or 1.0)
-        values = (found.sqrt() if named[0].metric in ROOTS else found).tolist()
-        numbers = [replace(number, value=value) for number, value in zip(named, values, strict=True)]
-        return mean_statistic(numbers, self.drawn, columns, sizes)
+    def means(self, named: Sequence[Number], values: Tensor, sizes: Tensor | None = None) -> Statistic:
+        """Return means of `values`, `(numbers, inputs)`, which are sums where inputs have `sizes`; or, all of them, their roots."""
+        rooted, wide = named[0].metric in ROOTS, values.double()
+        found = wide.mean(-1) if sizes is None else wide.sum(-1) / (float(sizes.double().sum()) or 1.0)
+        exact = (found.sqrt() if rooted else found).tolist()
+        values, sizes = values.float(), None if sizes is None else sizes.float()
+
+        def resampled(draws: Draws) -> Tensor:
+            counts = draws[self.drawn]
+            means = values @ counts / (len(counts) if sizes is None else sizes @ counts)
+            return means.sqrt() if rooted else means
+
+        return Statistic([replace(number, value=value) for number, value in zip(named, exact, strict=True)], resampled)
 
     def metrics(self, values: Mapping[str, Tensor], sizes: Tensor | None = None) -> Statistic:
         """Return one number for each metric, the mean of its value per input."""
@@ -91,10 +84,6 @@ class SetNumbers:
     def scores(self, names: Sequence[str], scores: Tensor) -> Statistic:
         """Return the mean of each score, `(scores, inputs)`."""
         return self.means([self.number("mean", score=score) for score in names], scores)
-
-    def members(self, metric: str, values: Tensor, sizes: Tensor | None = None) -> Statistic:
-        """Return a metric of each member, from values `(members, inputs)`."""
-        return self.means([self.number(metric, member=place) for place in range(len(values))], values, sizes)
 
     def calibration_error(self, confidence: Tensor, correct: Tensor) -> Statistic:
         """Return the expected calibration error in bins of equal width, those of `metrics.ece`."""
@@ -113,12 +102,10 @@ class SetNumbers:
         gaps, weight = bins[0] - bins[1], bins[2].sum(0)
         value = float(gaps.sum(-1).abs().sum()) / (float(weight.sum()) or 1.0)
         gaps, weight = gaps.float(), weight.float()
-
-        def resampled(draws: Draws) -> Tensor:
-            counts = draws[self.set]
-            return (gaps @ counts).abs().sum(0, keepdim=True) / (weight @ counts)
-
-        return Statistic([self.number("ece", value)], resampled)
+        return Statistic(
+            [self.number("ece", value)],
+            lambda draws: (gaps @ draws[self.set]).abs().sum(0, keepdim=True) / (weight @ draws[self.set]),
+        )
 
     def smooth_calibration_error(self, confidence: Tensor, correct: Tensor) -> Statistic:
         """Return the smooth calibration error; on resamples as `_smooth_errors` computes it."""
@@ -152,21 +139,17 @@ class SetNumbers:
     def detection(self, score: str, ood_scores: Tensor, id_scores: Tensor, known: str) -> Statistic:
         """Return every metric of `metrics.OOD_METRICS` for one score, all from one sort; `known` names the set it is told from."""
         size, ood_size = len(id_scores), len(ood_scores)
-        scores = torch.cat([id_scores, ood_scores])
-        ranks = torch.from_numpy(np.unique(scores.numpy(), return_inverse=True)[1].reshape(-1))
-        total = int(ranks.max()) + 1
-        counts = [torch.bincount(part, minlength=total).double()[None] for part in ranks.tensor_split([size])]
-        values = _detection_metrics(counts[0], counts[1], size, ood_size)[:, 0].tolist()
-        numbers = [self.number(name, value, score) for name, value in zip(OOD_METRICS, values, strict=True)]
-        groups = cache(lambda: grouped_ranks(scores))
+        scores, once = torch.cat([id_scores, ood_scores]), torch.ones(size + ood_size, 1, dtype=torch.float64)
 
-        def resampled(draws: Draws) -> Tensor:
-            total = int(groups().max()) + 1
-            known_groups, ood_groups = groups().tensor_split([size])
-            counts = grouped(known_groups, draws[known], total), grouped(ood_groups, draws[self.set], total)
+        def measured(groups: Tensor, known_counts: Tensor, ood_counts: Tensor) -> Tensor:
+            total, (known_groups, ood_groups) = int(groups.max()) + 1, groups.tensor_split([size])
+            counts = grouped(known_groups, known_counts, total), grouped(ood_groups, ood_counts, total)
             return _detection_metrics(*counts, size, ood_size)
 
-        return Statistic(numbers, resampled)
+        values = measured(grouped_ranks(scores, size + ood_size), once[:size], once[size:])[:, 0].tolist()
+        numbers = [self.number(name, value, score) for name, value in zip(OOD_METRICS, values, strict=True)]
+        groups = cache(lambda: grouped_ranks(scores))
+        return Statistic(numbers, lambda draws: measured(groups(), draws[known], draws[self.set]))
 
 
 def in_bins(confidence: Tensor, correct: Tensor, weights: Tensor) -> Tensor:
@@ -194,10 +177,7 @@ _REACH = 8.0
 
 
 def _smooth_errors(counts: Tensor, confidence: Tensor, gaps: Tensor, estimate: float) -> Tensor:
-    """Return smooth calibration errors of many resamples, as `metrics.smooth_ece` has them but on one grid and in one search.
-
-    The grid is coarse, which is enough for intervals; `gaps` are confidence less correctness, `(inputs,)`.
-    """
+    """Return smooth calibration errors of many resamples: `metrics.smooth_ece` in one search on one coarse grid, enough for intervals."""
     cells = min(_MOST_CELLS, 1 << max(7, round(log2(_CELLS_A_BANDWIDTH / estimate))))
     position = confidence * cells
     left = position.long().clamp(0, cells - 1)
@@ -253,14 +233,14 @@ def _first_above(cumulative: Tensor, bound: float) -> Tensor:
     return torch.searchsorted(cumulative, cumulative.new_full((len(cumulative), 1), bound), right=True)
 
 
-def grouped_ranks(scores: Tensor) -> Tensor:
+def grouped_ranks(scores: Tensor, most: int = _GROUPS) -> Tensor:
     """Return each score's place among the distinct ones, from 0, or, where there are too many, groups of neighbours."""
     ranks = np.unique(scores.numpy(), return_inverse=True)[1].reshape(-1)
     counts = np.bincount(ranks)
-    if len(counts) > _GROUPS:
+    if len(counts) > most:
         # By their share of the inputs, not of the distinct values, so that groups are of one size.
         below = np.append(0, np.cumsum(counts)[:-1])
-        ranks = (below * _GROUPS // len(ranks))[ranks]
+        ranks = (below * most // len(ranks))[ranks]
     return torch.from_numpy(ranks)
 
 

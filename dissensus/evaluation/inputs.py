@@ -93,25 +93,23 @@ class NamedSet:
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Yield (inputs, targets or None) in order; refuse a set without inputs."""
+        found: Iterable[Batch]
+        if self.kind == "ood":
+            data = self.inputs
+            empty = hasattr(data, "__len__") and not isinstance(data, DataLoader) and not len(data)
+            found = () if empty else ((x, None) for x in input_batches(data, batch_size))
+        else:
+            if (arrays := arrays_of(self.data)) is not None:
+                self._check_lengths(*arrays[:2])
+            found = pair_batches(self.data, batch_size)
         some = False
-        for x, y in self._batches(batch_size):
+        for x, y in found:
             self._check_lengths(x, y)
             if len(x):
                 some = True
                 yield x, y
         if not some:
             raise ValueError(f"Set {self.name!r} is empty; give it one input or more, or leave it out.")
-
-    def _batches(self, batch_size: int) -> Iterator[Batch]:
-        if self.kind == "ood":
-            data = self.inputs
-            if isinstance(data, DataLoader) or not hasattr(data, "__len__") or len(data):
-                yield from ((x, None) for x in input_batches(data, batch_size))
-            return
-        arrays = arrays_of(self.data)
-        if arrays is not None:
-            self._check_lengths(*arrays[:2])
-        yield from pair_batches(self.data, batch_size)
 
     def _check_lengths(self, x: Sized, y: Sized | None) -> None:
         if y is not None and len(y) != len(x):
@@ -125,10 +123,7 @@ def named_sets(
     ood: Mapping[str, Inputs | Pairs | Source] | None,
     class_names: Sequence[str] | None,
 ) -> tuple[list[NamedSet], tuple[str, ...]]:
-    """Return all sets, the known one first, and the names of the classes, which may come with the known data.
-
-    Names that clash and one set under two names are refused.
-    """
+    """Return all sets, the known one first, and the names of its classes; refuse names that clash, and one set under two."""
     shifted, ood = shifted or {}, ood or {}
     _check_names([ID, *shifted, *ood])
     known = _loaded_or_same(id_data, ID)

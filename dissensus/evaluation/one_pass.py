@@ -20,7 +20,7 @@ from dissensus.data.sources import Inputs, Pairs, arrays_of, device_named, devic
 from dissensus.data.suites import LoadedSuite
 from dissensus.data.trees import Tree
 from dissensus.evaluation import results
-from dissensus.evaluation._tasks import Classification, Over, Positions, Regression, Task, task_of
+from dissensus.evaluation._tasks import Classification, Over, Regression, Task, task_of
 from dissensus.evaluation.corrupting import corruptor_of
 from dissensus.evaluation.estimates import Found, SetNumbers, Statistic, averages, replicates_of, with_intervals
 from dissensus.evaluation.inputs import NamedSet, Source, checked_groups, named_sets
@@ -145,8 +145,8 @@ def evaluate(
         members.to(device_named(device))
     if loss == "auto":
         loss = _told_loss(members, sets[0], transform)
-    positions = Positions(over, class_axis, ignore_index, class_weights)
-    task = task_of(likelihood_of(loss), scores, shares, members.num_members, positions)
+    positions = {"over": over, "class_axis": class_axis, "ignore_index": ignore_index, "class_weights": class_weights}
+    task = task_of(likelihood_of(loss), scores, shares, members.num_members, **positions)
     corruptor = corruptor_of(corruptions, severities, seed, corruption_folder, frost_folder)
     reader = Reader(members, task, transform, batch_size, device_of(members), corruptor, names)
     reader.check(sets)
@@ -213,7 +213,9 @@ def _numbers(
             pairs = zip(task.score_names, part.columns["scores"], known.columns["scores"], strict=True)
             statistics += [on.detection(score, ood, own, known.info.name) for score, ood, own in pairs]
     main = replicates_of(statistics, {part.info.name: part.info.size for part in samples}, count, seed)
-    single, without = _corrupted_numbers(task, known, count, seed)
+    given = (known.columns, known.corrupted)
+    corrupted, without = task.corrupted(*given) if isinstance(task, Classification) else ([], [])
+    single = replicates_of(corrupted, {known.info.name: known.info.size}, count, seed)
     parts = [main, averages(main, _group_rows(main[0], groups)), averages(single, _severity_rows(single[0]))]
     replicated = [number for numbers, _ in parts for number in numbers]
     replicates = np.concatenate([rows for _, rows in parts])
@@ -231,18 +233,6 @@ def _group_rows(numbers: Sequence[Number], groups: Mapping[str, tuple[str, ...]]
         for name, metric, score in place
         if name == parts[0]
     }
-
-
-def _corrupted_numbers(task: Task, known: Sample, count: int, seed: int) -> tuple[Found, list[Number]]:
-    """Return numbers of each corruption, and those without replicates."""
-    statistics: list[Statistic] = []
-    points: list[Number] = []
-    for (name, severity), columns in known.corrupted.items():
-        assert isinstance(task, Classification)
-        parts, without = task.corrupted(name, severity, columns, known.columns)
-        statistics += parts
-        points += without
-    return replicates_of(statistics, {known.info.name: known.info.size}, count, seed), points
 
 
 def _severity_rows(numbers: Sequence[Number]) -> dict[Number, list[int]]:

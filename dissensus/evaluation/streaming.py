@@ -1,8 +1,6 @@
 """An ensemble and a named set in, one value per input and quantity out: every input is predicted once.
 
-What is kept of an input are the columns of its task, which exact ranks, calibration errors and resamples need of all
-inputs together, and a handful of gallery images; member outputs are dropped batch by batch, but for those of (some of)
-the known inputs, from which members are diagnosed.
+Member outputs are dropped batch by batch, but for those of (some of) the known inputs, from which members are diagnosed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -92,40 +90,32 @@ class Gallery:
     def __init__(self, name: str) -> None:
         self.name = name
         self.best: dict[bool, list[Disputed]] = {True: [], False: []}
-        self._seen = 0
 
-    def add(self, raw: Batch, columns: Columns, labels: Tensor | None) -> None:
+    def add(self, raw: Batch, columns: Columns, labels: Tensor | None, start: int) -> None:
         """Take in a batch of images, with their members' votes or, of several answers each, maps of dispute beside them."""
         if not _can_be_shown(raw, columns):
             return
         for most, best in self.best.items():
-            best += self._items(raw, columns, labels, most)
+            best += self._items(raw, columns, labels, start, most)
             # Stable: of equals the earliest is kept, however the set was cut into batches.
             best.sort(key=attrgetter("dispute"), reverse=most)
             del best[_KEPT:]
-        self._seen += len(raw)
 
-    def _items(self, raw: Tensor, columns: Columns, labels: Tensor | None, most: bool) -> Iterator[Disputed]:
+    def _items(
+        self, raw: Tensor, columns: Columns, labels: Tensor | None, start: int, most: bool
+    ) -> Iterator[Disputed]:
         rows = columns["dispute"].argsort(descending=most, stable=True)[:_KEPT]
         named = ((key, columns[key]) for key in (*_OF_A_BATCH, "predicted") if key in columns)
         kept = {key: values[..., rows].movedim(-1, 0).cpu() for key, values in named}
-        images = raw[rows].cpu()
-        if "map" in kept:
-            images = _with_maps(images, kept["map"])
+        images = _with_maps(raw[rows].cpu(), kept["map"]) if "map" in kept else raw[rows].cpu()
         for place, row in enumerate(rows.tolist()):
-            picture, voted = _picture(images[place]), "votes" in kept
-            channels, height, width = picture.shape
-            yield Disputed(
-                self.name,
-                most,
-                self._seen + row,
-                float(kept["dispute"][place]),
-                int(kept["predicted"][place]) if voted else -1,
-                label=int(labels[row]) if voted and labels is not None else None,
-                votes=tuple(kept["votes"][place].tolist()) if voted else (),
-                shape=(channels, height, width),
-                pixels=picture.numpy().tobytes(),
-            )
+            predicted, label, votes = -1, None, ()
+            if "votes" in kept:
+                predicted, votes = int(kept["predicted"][place]), tuple(kept["votes"][place].tolist())
+                label = None if labels is None else int(labels[row])
+            picture, dispute = _picture(images[place]).numpy(), float(kept["dispute"][place])
+            shown = picture.shape, picture.tobytes()
+            yield Disputed(self.name, most, start + row, dispute, predicted, label, votes, *shown)
 
 
 def _can_be_shown(raw: Batch, columns: Columns) -> TypeGuard[Tensor]:
@@ -208,10 +198,7 @@ class Reader:
                 raise ValueError(f"Set {part.name!r} cannot be read: {problem}") from None
 
     def read(self, part: NamedSet) -> Sample:
-        """Predict each input of a set once, and of the known one each corrupted copy; return what numbers need.
-
-        A set that came before under another name is refused, and pixels on another scale are warned of.
-        """
+        """Predict each input of a set once, and of the known one each corrupted copy; refuse a set that came before by another name."""
         cells = self.corruptor.cells if part.kind == "id" else ()
         kept, corrupted = _Kept(), {cell: _Kept() for cell in cells}
         fingerprint, targets, gallery = Fingerprint(), Fingerprint(), Gallery(part.name)
@@ -226,7 +213,7 @@ class Reader:
                 targets.add(plain, None)
             fingerprint.add(raw, plain)
             columns = self._columns(program, raw, y, part.name, start)
-            gallery.add(raw, columns, y)
+            gallery.add(raw, columns, y, start)
             kept.add(columns)
             for cell, copy in self.corruptor.copies(raw, y, start) if cells else ():
                 columns = self._columns(program, copy, y, f"{part.name} with {cell[0]} at severity {cell[1]}", start)
@@ -320,8 +307,7 @@ class Reader:
         if isinstance(self.task, Dense):
             outputs, truth, counts = self.task.flat(outputs, targets)
             assert truth is not None
-            counted = counts.flatten()
-            outputs, targets, start = outputs[:, counted], truth[counted], self.known.seen
+            outputs, targets, start = outputs[:, counts.flatten()], truth[counts.flatten()], self.known.seen
         self.known.add(outputs, targets, start)
 
 

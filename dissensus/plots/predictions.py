@@ -53,9 +53,9 @@ def four_panels(
     side, num_classes = len(axis), mean_probs.shape[-1]
     for name, values in (("data", data_uncertainty), ("knowledge", knowledge_uncertainty)):
         if values.shape != (side, side) or mean_probs.shape[:2] != (side, side):
+            got = f"got {tuple(values.shape)} and {tuple(mean_probs.shape)}"
             raise ValueError(
-                f"`{name}_uncertainty` and `mean_probs` must cover the {side} by {side} grid of `axis`; got "
-                f"{tuple(values.shape)} and {tuple(mean_probs.shape)}. Reshape them to (side, side, ...)."
+                f"`{name}_uncertainty` and `mean_probs` must cover the {side} by {side} grid of `axis`; {got}."
             )
     _check_colours(num_classes)
     figure, axes = panels(2, 2, width=4.2, height=3.9)
@@ -180,9 +180,7 @@ def bands(
         ax.plot(place, flat_array(truth)[order], color="black", linestyle="--", linewidth=1.2, label="truth")
     ax.plot(place, centre, color=COLOURS[0], linewidth=1.6, label=label)
     if points is not None:
-        ax.plot(
-            flat_array(points[0]), flat_array(points[1]), "o", color=COLOURS[1], markersize=3, alpha=0.8, label="data"
-        )
+        ax.plot(*map(flat_array, points), "o", color=COLOURS[1], markersize=3, alpha=0.8, label="data")
 
 
 def member_bands(
@@ -218,19 +216,16 @@ def member_bands(
     from matplotlib.figure import Figure
 
     if mean.ndim != 2 or mean.shape != scale.shape:
-        raise ValueError(
-            "`mean` and `scale` must both be shaped (members, points); got "
-            f"{tuple(mean.shape)} and {tuple(scale.shape)}. Squeeze an output axis of size one."
-        )
+        got = f"got {tuple(mean.shape)} and {tuple(scale.shape)}. Squeeze an output axis of size one"
+        raise ValueError(f"`mean` and `scale` must both be shaped (members, points); {got}.")
     std = scale * (sqrt(2) if family == "laplace" else 1.0)
     rows = ceil(len(mean) / 2)
     figure = Figure(figsize=(10, max(4.8, 1.6 * rows)), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.1), squeeze=False)[0]
-    small = left.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flat
-    for member, ax in enumerate(small):
-        if member >= len(mean):
-            ax.remove()
-            continue
+    small = list(left.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flat)
+    for ax in small[len(mean) :]:
+        ax.remove()
+    for member, ax in enumerate(small[: len(mean)]):
         set_style(ax)
         bands(x, mean[member], std[member], ax, truth=truth, points=points)
         ax.set_title(f"member {member}", fontsize="small")
@@ -240,10 +235,8 @@ def member_bands(
     large.set(title=f"mixture of {len(mean)} members", xlabel="x", ylabel="y")
     for line in large.lines:
         if line.get_linestyle() != "None":
-            end = line.get_xydata()[-1]
-            large.annotate(
-                str(line.get_label()), end, (4, 0), textcoords="offset points", color=line.get_color(), fontsize=9
-            )
+            look = {"textcoords": "offset points", "color": line.get_color(), "fontsize": 9}
+            large.annotate(str(line.get_label()), line.get_xydata()[-1], (4, 0), **look)
     large.text(0.5, 0.02, "shades: 1, 2 and 3 sd", transform=large.transAxes, fontsize=9, ha="center")
     if limits is not None:
         for ax in figure.axes:

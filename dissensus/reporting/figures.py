@@ -58,20 +58,15 @@ def coverage_diagram(curves: Mapping[str, Reliability], title: str, *, quantiles
     claim = "level of the quantile" if quantiles else "probability of the interval"
     figure, ax = _square(title, "calibrated", claim, f"share of targets {inside}")
     for place, (name, curve) in enumerate(curves.items()):
-        (line,) = ax.plot(
-            curve.claimed, curve.observed, marker="o", markersize=4, label=name, clip_on=False, **style(place)
-        )
-        pairs = zip(curve.claimed, curve.observed, strict=True)
-        hover(line, [f"{name}: claimed {c:.2f}, {inside} {o:.2f}" for c, o in pairs])
+        dots = (curve.claimed, curve.observed)
+        (line,) = ax.plot(*dots, marker="o", markersize=4, label=name, clip_on=False, **style(place))
+        hover(line, [f"{name}: claimed {c:.2f}, {inside} {o:.2f}" for c, o in zip(*dots, strict=True)])
     ax.legend(frameon=False, fontsize="small")
     return figure
 
 
 def common_axis(histograms: Sequence[Histogram]) -> dict[str, Any]:
-    """Return scale and ends of an axis on which histograms of several runs can be compared.
-
-    It is logarithmic if one of them is and all allow it.
-    """
+    """Return scale and ends of an axis that histograms of several runs share: logarithmic if one of them is and all allow it."""
     edges = [edge for part in histograms for edge in part.edges]
     if any(part.logarithmic for part in histograms) and min(edges) >= 0:
         return {"xscale": "log", "xlim": (min(edge for edge in edges if edge > 0), max(edges))}

@@ -104,13 +104,13 @@ _LARGE_IS_GOOD = tuple(map(title_of, BEST_HIGH))
 
 def _best_runs(table: Table) -> list[tuple[int, int]]:
     """Return the best cells of each set: rows of one set, in the second column, compete."""
-    by_set: dict[object, list[int]] = {}
-    for number, row in enumerate(table.rows):
-        by_set.setdefault(row[1], []).append(number)
+    sets = [
+        [row for row, cells in enumerate(table.rows) if cells[1] == name] for name in {row[1] for row in table.rows}
+    ]
     found = []
     for column, title in enumerate(table.columns[2:], start=2):
         if title != title_of("coverage_90"):  # neither large nor small is good
-            for rows in by_set.values():
+            for rows in sets:
                 found += best_cells(table, rows, column, large=title in _LARGE_IS_GOOD)
     return found
 
@@ -360,7 +360,11 @@ def alarm(runs: Runs, score: str) -> Blocks:
     if found:
         sets = list(dict.fromkeys(name for check in found.values() for name in check.flagged))
         columns = ["run", "score", "calibrated on", "allowed", *sets, "covered", "wanted"]
-        rows = [_alarm_row(name, check, sets) for name, check in found.items()]
+        rows = []
+        for name, check in found.items():
+            shares = [f"{check.flagged[one]:.3f}" if one in check.flagged else "–" for one in sets]
+            head = [name, title_of(check.score), str(check.calibrated_on), f"{check.false_alarms:g}"]
+            rows.append([*head, *shares, f"{check.covered:.3f}", f"{check.coverage:g}"])
         yield as_table((columns, rows), "Share of each set that raised the alarm, and coverage")
     for name, check in found.items():
         figure, ax = figures.panel(name)
@@ -371,12 +375,6 @@ def alarm(runs: Runs, score: str) -> Blocks:
         martingale_path({"known inputs": check.drift}, ax, thresholds=(_THRESHOLD,))
         last = exp(min(check.drift[-1], 50))
         yield Picture(figure, f"Drift martingale of {name} over its known inputs; the last value is {last:.3g}.")
-
-
-def _alarm_row(name: str, check: AlarmCheck, sets: Iterable[str]) -> list[str]:
-    shares = [f"{check.flagged[one]:.3f}" if one in check.flagged else "–" for one in sets]
-    head = [name, title_of(check.score), str(check.calibrated_on), f"{check.false_alarms:g}"]
-    return [*head, *shares, f"{check.covered:.3f}", f"{check.coverage:g}"]
 
 
 def _alarm_verdict(check: AlarmCheck, who: str) -> str:
@@ -447,22 +445,14 @@ def single_inputs(runs: Runs, score: str) -> Blocks:
 
 
 def _examples(run: Evaluation, limit: int, of_run: str) -> Table:
-    most = max(len(part.index[:limit]) for part in run.examples)
-    names = list(run.examples[0].scores)
+    what, names, answer = run.target or "target", run.examples[0].scores, _value_answer
+    head = [f"predicted {what}", f"true {what}", "error", *(_deviation(name, "") for name in names)]
     if run.task == "classification":
-        head = ["predicted", "truth", "right", "confidence", *map(title_of, names)]
-        answer = _class_answer
-    else:
-        what = run.target or "target"
-        head = [f"predicted {what}", f"true {what}", "error", *(_deviation(name, "") for name in names)]
-        answer = _value_answer
-    rows = [
-        [part.set, index, *answer(run, part, place)]
-        for part in run.examples
-        for place, index in enumerate(part.index[:limit])
-    ]
-    caption = f"The {most} least certain inputs{of_run} of each set"
-    return Table(["set", "input", *head], rows, caption, search=True)
+        head, answer = ["predicted", "truth", "right", "confidence", *map(title_of, names)], _class_answer
+    shown = [(part, place, index) for part in run.examples for place, index in enumerate(part.index[:limit])]
+    rows = [[part.set, index, *answer(run, part, place)] for part, place, index in shown]
+    most = max(len(part.index[:limit]) for part in run.examples)
+    return Table(["set", "input", *head], rows, f"The {most} least certain inputs{of_run} of each set", search=True)
 
 
 def _class_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
