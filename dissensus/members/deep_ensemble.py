@@ -349,10 +349,7 @@ def _quiet_vmap() -> Iterator[None]:
 
 
 class SingleMember(Members):
-    """Runs one member's tensors; what a step is recorded with when each member gets a program of its own.
-
-    It holds no tensors: they come with every call, under the names they have in the ensemble.
-    """
+    """Runs one member's tensors, which come with every call: with it a step is recorded that each member runs on its own."""
 
     def __init__(self, ensemble: DeepEnsemble) -> None:
         super().__init__(1, ensemble.seed)

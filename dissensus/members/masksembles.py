@@ -255,10 +255,7 @@ def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: 
 
 
 class ChannelMask(PerRow):
-    """All members' masks of one layer: each row of a batch keeps the channels of its member.
-
-    `values` are True where a member keeps the channel, `(members, channels)`; `kept` are these channels, `(members, ones)`.
-    """
+    """All members' masks of one layer, `(members, channels)`: each row of a batch keeps the channels of its member, `kept`."""
 
     values: Tensor
     kept: Tensor

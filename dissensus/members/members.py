@@ -29,10 +29,7 @@ _whole_outputs = ContextVar("whole outputs", default=False)
 
 @contextmanager
 def evaluation_mode(members: Module) -> Iterator[None]:
-    """Run a block in evaluation mode and without gradients; set every module back as it was.
-
-    One thread at a time: a pass binds weights and modes to the modules, which another thread would see.
-    """
+    """Run a block in evaluation mode, without gradients, one thread at a time (others would see its modes); set all back."""
     with _making_locks:
         lock = _locks.setdefault(members, RLock())
     with lock, evaluating(members), torch.no_grad():
@@ -130,8 +127,7 @@ class Members(nn.Module, ABC):
         """Run the cheaper pass of training, for kinds with `one_pass`; arguments as those of `run`.
 
         Returns:
-            `(1, batch, ...)` where members share their parameters (each example meets one member), else
-            `(trained, batch, ...)`.
+            `(1, batch, ...)` where members share their parameters (each example meets one), else `(trained, batch, ...)`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no such pass.")
 
@@ -374,10 +370,7 @@ class View:
         whole: "Callable[[], View] | None" = None,
         gathered: Tensor | None = None,
     ) -> None:
-        """Make a view; `together` asks for every member's outputs where training could do with fewer.
-
-        Of a view of `whole`, `gathered` says which of its rows are put back there after each pass of training.
-        """
+        """Make a view; `together` asks for every member's outputs, `gathered` rows are put back in `whole` after training passes."""
         self.members, self.parameters, self.buffers = members, parameters, buffers
         self.rows, self.together, self._whole, self._gathered = rows, together, whole, gathered
         # Gives the noise keys of the members that run, `(members,)`, made when first needed.

@@ -168,16 +168,13 @@ def _pack(nets: list[nn.Module]) -> nn.Module:
 
 
 class _Thinned:
-    """A network whose hidden widths are multiplied by a factor: `make` makes it, with new weights.
-
-    Widths are followed through the graph: `widths` has, for each operation, the width before and after of the layer whose
-    channels it gives; None where they are those of the input or the output, which stay.
-    """
+    """A network whose hidden widths, followed through its graph, are multiplied by a factor."""
 
     def __init__(self, net: nn.Module, factor: float, gamma: int) -> None:
         self.net, self.part, self.factor, self.gamma = net, whole_graph(net), factor, gamma
         self.last, _ = nearest_layers(self.part, "output")
         self.layers: dict[str, Callable[[], nn.Module]] = {}
+        # Of the channels that an operation gives, the old and new width; None where they are the input's or the output's, which stay.
         self.widths: dict[fx.Node, tuple[int, int] | None] = {}
         for node in self.part.graph.nodes:
             self.widths[node] = self._follow(node)

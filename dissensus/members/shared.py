@@ -23,11 +23,9 @@ BatchUse = Literal["split", "whole"]
 
 
 class PerRow(nn.Module):
-    """A layer that treats rows of a batch by the member they belong to, `rows`, which the ensemble sets before each pass.
+    """A layer that treats rows of a batch by the member they belong to."""
 
-    They stay after the pass: activation checkpointing runs layers again.
-    """
-
+    # Set by the ensemble before each pass; they stay after it, as activation checkpointing runs layers again.
     rows: Tensor | None = None
 
     def take(self, values: Tensor, x: Tensor, axis: int) -> Tensor:

@@ -44,7 +44,18 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
     """Refuse what cannot be members: no modules, modules without shapes, and modules that share parameters."""
     seen: dict[int, tuple[int, str]] = {}
     for index, net in enumerate(nets):
-        _check_net(index, net)
+        if not isinstance(net, nn.Module):
+            raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
+        tensors = tensors_of(net)
+        if {type(p).__name__ for p in (*tensors.values(), *net.modules())} & {"DTensor", "FullyShardedDataParallel"}:
+            raise ValueError(
+                f"Member {index} is sharded over processes (FSDP), and an ensemble keeps whole members. Spread members with `mesh`; "
+                "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
+            )
+        if lazy := [name for name, tensor in tensors.items() if torch.nn.parameter.is_lazy(tensor)]:
+            raise ValueError(
+                f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through it before."
+            )
         for name, parameter in net.named_parameters():
             other, other_name = seen.setdefault(id(parameter), (index, name))
             if other != index:
@@ -55,19 +66,6 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
                 )
     if len({id(net) for net in nets}) < len(nets):
         raise ValueError("The same object is a member twice. Make a new network in every call of the factory, or copy.")
-
-
-def _check_net(index: int, net: object) -> None:
-    if not isinstance(net, nn.Module):
-        raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
-    tensors = tensors_of(net)
-    if {type(part).__name__ for part in (*tensors.values(), *net.modules())} & {"DTensor", "FullyShardedDataParallel"}:
-        raise ValueError(
-            f"Member {index} is sharded over processes (FSDP), and an ensemble keeps whole members. Spread members with `mesh`; "
-            "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
-        )
-    if lazy := [name for name, tensor in tensors.items() if torch.nn.parameter.is_lazy(tensor)]:
-        raise ValueError(f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through it before.")
 
 
 def can_stack(nets: Sequence[nn.Module]) -> bool:
@@ -233,23 +231,6 @@ class Shell:
                 noted += [(module, name, owner[id(t)]) for name, t in store.items() if t is not None]
         self.release()
 
-    def lend(self, row: Tensors) -> None:
-        """Bind the tensors of one member; gradients flow to where the row came from."""
-        for module, name, source in self._parameters:
-            value = row[source]
-            # Through setattr: recurrent layers keep a second list of their weights up to date there. A Parameter would be
-            # registered by it, so it is lent as a view.
-            setattr(module, name, value.view_as(value) if isinstance(value, nn.Parameter) else value)
-        for module, name, source in self._buffers:
-            module._buffers[name] = row[source]
-
-    def collect(self, row: Tensors) -> None:
-        """Copy buffers that the pass replaced, rather than changed in place, back into the row."""
-        for module, name, source in self._buffers:
-            now = module._buffers[name]
-            if now is not None and now is not row[source]:
-                row[source].copy_(now.detach())
-
     def release(self) -> None:
         """Let go of all tensors, so that the shell can be copied and keeps nothing alive."""
         for module, name, _ in self._parameters:
@@ -261,9 +242,18 @@ class Shell:
     def run(self, row: dict[str, Tensor], x: Any, keys: Callable[[], Tensor], output: Output | WholeOutput) -> Any:
         """Return what the member says of a batch with these tensors, and with dropout by this key."""
         row.update(dropout_keys(self.net, keys))
-        self.lend(row)
+        for module, name, source in self._parameters:
+            value = row[source]
+            # Through setattr: recurrent layers keep a second list of their weights up to date there. A Parameter would be
+            # registered by it, so it is lent as a view.
+            setattr(module, name, value.view_as(value) if isinstance(value, nn.Parameter) else value)
+        for module, name, source in self._buffers:
+            module._buffers[name] = row[source]
         said = pick(call(self.net, x), output)
-        self.collect(row)
+        for module, name, source in self._buffers:
+            now = module._buffers[name]
+            if now is not None and now is not row[source]:  # replaced, rather than changed in place
+                row[source].copy_(now.detach())
         rewind_dropout(self.net)
         return said
 

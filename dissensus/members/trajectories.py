@@ -22,11 +22,7 @@ from dissensus.randomness import Noise, seeded
 
 
 class Trajectory(SharedMembers):
-    """One network that trains, and members that are made of the weights it passes through.
-
-    `net` trains as any network does. `kept` has the members, in buffers; until there are any they are copies of the network.
-    Training gives one network's outputs, evaluation those of all members.
-    """
+    """One network that trains, `net`, and members made of the weights it passes through, in the buffers of `kept`."""
 
     comparable: ClassVar[bool] = False
 

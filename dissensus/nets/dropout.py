@@ -12,10 +12,7 @@ _SELU_SATURATION = -1.7580993408473766
 
 
 class KeyedDropout(nn.Module):
-    """Stands in for one dropout layer of torch; `key` is set by the ensemble before each pass.
-
-    The state dict does not know it: the key is not persistent, and `plain_dropout` gives the layer back.
-    """
+    """Stands in for one dropout layer of torch; `key`, which no state dict has, is set by the ensemble before each pass."""
 
     key: Tensor
 

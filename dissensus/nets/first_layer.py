@@ -110,12 +110,9 @@ def double_first_layers(
 ) -> int:
     """Have the first layer of each network take `[a, b]`, two inputs joined along one of their axes; change it in place.
 
-    It is found by running the network, unless it is named. `initialise="sum"` lets both inputs meet the layer's weights, so that the
-    network on `[a, b]` is the network as it was on `a + b`; with `"fresh"` the second meets them, the first new normal ones of the same
-    standard deviation, by a network's seed. Of the inputs, `like`, only shape, dtype and device count.
-
-    Returns:
-        The axis, counted from the end: the first one of an input on which it can be done for all networks, or the last, or any.
+    With `initialise="sum"` the network on `[a, b]` is the network as it was on `a + b`; with `"fresh"` the first input meets new normal
+    weights of the same standard deviation, by a network's seed. Of the inputs, `like`, only shape, dtype and device count. The
+    axis, counted from the end, is returned: the first one of an input on which it can be done for all networks, or the last, or any.
     """
     with seeded(0):
         first, second = (torch.randn_like(like[:1].expand(4, *like.shape[1:])) for _ in range(2))
@@ -214,11 +211,8 @@ def _common_axis(
 
 
 def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -> Places:
-    """Return which columns of a layer's weight are to meet each of two inputs, joined along an axis, or say why there are none.
-
-    Networks may rearrange their inputs before the layer: flattened, cut into patches, channels moved to the end. So the layer's
-    columns are told by the values that reach them, which are random and therefore differ.
-    """
+    """Return which columns of a layer's weight are to meet each of two inputs, joined along an axis, or say why there are none."""
+    # Networks may flatten inputs or cut them into patches before: columns are told by the random values that reach them.
     layer = net.get_submodule(name)
     assert isinstance(layer, LAYERS)
     try:

@@ -104,13 +104,6 @@ def channelwise(effect: Effect, spatial: bool) -> bool:
     return effect in ("activates", "moves zero", "passes", "normalises") or (spatial and effect == "pools")
 
 
-def reads_shape(node: fx.Node) -> bool:
-    """Whether a node looks at a tensor's shape only."""
-    if node.op == "call_method":
-        return node.target in ("size", "dim")
-    return node.target is getattr and node.args[1] in ("shape", "ndim", "device", "dtype")
-
-
 def channel_parameters(module: nn.Module | None) -> list[str]:
     """Return names of tensors that hold one value a channel in a channelwise module."""
     names = ("weight", "bias", "running_mean", "running_var") if isinstance(module, _BatchNorm) else ()
@@ -266,10 +259,7 @@ class Site:
 
 
 class _Walk:
-    """Follows channels back to the layer that makes them and on to all that take them, and notes in a `site` what it meets.
-
-    `tied` parameters are several layers'. The site is that after a module's only call; it has no width where none could be told.
-    """
+    """Follows channels back to the layer that makes them and on to all that take them, and notes in a `site` what it meets."""
 
     def __init__(self, part: Traced, node: fx.Node, tied: Set[str]) -> None:
         self.part, self.tied, self.site = part, tied, Site(part.name(node), keeps_zero=True)
@@ -380,14 +370,17 @@ def masked_node(part: Traced, node: fx.Node) -> fx.Node | None:
 
 def _takers(node: fx.Node) -> list[fx.Node]:
     """Return the operations that use a node's values, not its shape alone."""
-    return [user for user in node.users if not reads_shape(user)]
+    looks = ("shape", "ndim", "device", "dtype")
+    return [
+        user
+        for user in node.users
+        if not (user.op == "call_method" and user.target in ("size", "dim"))
+        and not (user.target is getattr and user.args[1] in looks)
+    ]
 
 
 def past_norms(part: Traced, node: fx.Node) -> fx.Node:
-    """Return the last of the BatchNorm layers that take a node's channels, or the node itself.
-
-    Masked before them, a dropped channel would take part in their statistics, and would not be zero after them.
-    """
+    """Return the last BatchNorm that takes a node's channels, or the node itself: only behind it a dropped channel stays zero."""
     users = _takers(node)
     module = part.module(users[0]) if len(users) == 1 else None
     return past_norms(part, users[0]) if isinstance(module, nn.modules.batchnorm._BatchNorm) else node
