@@ -327,9 +327,8 @@ class Members(nn.Module, ABC):
 
     def __repr__(self) -> str:
         """Return kind, number of members, parameters and device; a member, or `ens.net`, shows the layers."""
-        tensors = [*self.parameters(), *self.buffers()]
         count = sum(parameter.numel() for parameter in self.parameters())
-        return f"{type(self).__name__}({self.num_members} members, {count:,} parameters, {tensors[0].device})"
+        return f"{type(self).__name__}({self.num_members} members, {count:,} parameters, {self.member_keys.device})"
 
     def check_index(self, index: int, error: type[Exception] = ValueError) -> int:
         """Return a member's index as a non-negative number, or say that there is no such member."""

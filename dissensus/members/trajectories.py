@@ -44,12 +44,6 @@ class Trajectory(SharedMembers):
             kept = self.kept.rows_of(kept, rows)
         return self.kept.run(kept, x, own=own, rows=rows, keys=keys)
 
-    def run_one_pass(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
-        """Run the network that trains: `(1, batch, ...)`."""
-        x = x[0] if own else x
-        owners = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return self.run_rows(tensors, x, owners, keys).unsqueeze(0)
-
     @property
     def shared_buffers(self) -> frozenset[str]:  # type: ignore[override]
         """Names of what no pass of training changes."""

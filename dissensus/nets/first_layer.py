@@ -149,7 +149,7 @@ def _check_runs(net: nn.Module, x: Tensor) -> None:
     except Exception as problem:  # whatever a network does with inputs that do not suit it
         raise ValueError(
             f"`references` must be inputs of the network, and it cannot run on ({', '.join(map(str, x.shape[1:]))}) of "
-            f"{x.dtype}: {_first_line(problem)}"
+            f"{x.dtype}: {first_line(problem)}"
         ) from problem
 
 
@@ -219,7 +219,7 @@ def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -
         taken = [_taken(net, x, until=name).get(name) for x in (*pair, torch.cat(pair, dim=axis))]
         first, second, both = (None if t is None else t.movedim(1 - layer.weight.ndim, -1) for t in taken)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
-        why = f"what the network does before that layer does not go with them: {_first_line(problem)}"
+        why = f"what the network does before that layer does not go with them: {first_line(problem)}"
         advice = "Move it (normalisation, checks of shape) out of the network."
         raise _cannot(name, layer, f"{why}. {advice}{_others(net, pair[0], name)}") from problem
     found = None if first is None or second is None or both is None else _found(first, second, both)
@@ -281,7 +281,7 @@ def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, 
     try:
         after = _outputs(net, layer, pair)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
-        why = f"the network does not run on them: {_first_line(problem)}"
+        why = f"the network does not run on them: {first_line(problem)}"
         raise _cannot(name, layer, f"{why}. Move what else is done with its inputs out of the network.") from problem
     if not all(_close(new, old) for new, old in zip(after, before, strict=True)):
         why = "the network's inputs go elsewhere too, or are changed before it"
@@ -294,7 +294,8 @@ def _close(after: Tensor, before: Tensor) -> bool:
     return after.shape == before.shape and torch.allclose(after, before, rtol=1e-2, atol=1e-2 * scale, equal_nan=True)
 
 
-def _first_line(problem: Exception) -> str:
+def first_line(problem: Exception) -> str:
+    """Return what a problem says, in one line."""
     if isinstance(problem, KeyError):  # its text is the key alone
         return repr(problem)
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
