@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -380,9 +380,7 @@ class OnDeepEnsemble(Members):
 
     @property
     def _rows(self) -> DeepEnsemble:
-        inside = self.get_submodule(self.rows_in)
-        assert isinstance(inside, DeepEnsemble)
-        return inside
+        return cast("DeepEnsemble", self.get_submodule(self.rows_in))
 
     @property
     def stacked(self) -> bool:

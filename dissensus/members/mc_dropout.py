@@ -89,7 +89,7 @@ class MCDropout(SharedMembers):
         """Run members on the given tensors; see `Members.run`."""
         if not self.training:
             chosen = self.member_keys if rows is None else self.member_keys.index_select(0, rows)
-            set_keys(self.net, sample_keys(chosen, x, self.masks, own))
+            set_keys(self.net, chosen, x, self.masks, own)
         return super().run(tensors, x, own=own, rows=rows, keys=keys)
 
     def member(self, index: int) -> nn.Module:
@@ -125,26 +125,18 @@ class DropoutMember(nn.Module):
 
     def forward(self, *x: Any, **named: Any) -> Any:
         """Run the network with this member's values dropped."""
-        inputs = inputs_of(x, named)
-        for layer in _layers(self.net):
-            layer.calls = 0
-        set_keys(self.net, sample_keys(self.key[None], inputs, self.masks, own=False))
+        set_keys(self.net, self.key[None], inputs_of(x, named), self.masks)
         with layers_as_written():
             return self.net(*x, **named)
 
 
-def sample_keys(members: Tensor, x: Any, masks: Masks, own: bool) -> Tensor:
-    """Return a key a member, or a key a row (member after member) that depends on the row's input."""
-    if masks == "member":
-        return members
-    inputs = _input_keys(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if own else _input_keys(x)
-    return fold(members[:, None], inputs).flatten()
-
-
-def set_keys(net: nn.Module, keys: Tensor) -> None:
-    """Give every dropout layer keys of its own."""
+def set_keys(net: nn.Module, members: Tensor, x: Any, masks: Masks, own: bool = False) -> None:
+    """Give dropout layers keys of their own: one a member, or one a row (member after member) that depends on the row's input."""
+    if masks == "input":
+        inputs = _input_keys(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if own else _input_keys(x)
+        members = fold(members[:, None], inputs).flatten()
     for index, layer in enumerate(_layers(net)):
-        layer.sample_keys = fold(keys, index)
+        layer.sample_keys, layer.calls = fold(members, index), 0
 
 
 def _layers(net: nn.Module) -> Iterator[SampledDropout]:

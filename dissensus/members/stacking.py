@@ -314,11 +314,7 @@ def why_not_vectorised(
         line = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         return f"vmap cannot run it ({line[:120]})"
     with torch.autocast(device, enabled=False):
-        return _difference(got, _attempt(loop, weights(), buffers, x, trainable))
-
-
-def _difference(got: "_Attempt", wanted: "_Attempt") -> str | None:
-    """Say how the vectorised attempt differs from the loop's by more than rounding; None if it does not."""
+        wanted = _attempt(loop, weights(), buffers, x, trainable)
     compared = (*(tensor for part in wanted.values() for tensor in part), *got[_OUTPUTS])
     # By the rounding of the coarsest of them.
     coarse = (_TOLERANCES.get(tensor.dtype, _TOLERANCE_OF_HALF) for tensor in compared if tensor.is_floating_point())

@@ -495,9 +495,8 @@ class Map:
 
 def _unique(sites: Iterable[Site | None]) -> list[Site]:
     found: dict[str, Site] = {}
-    for site in sites:
-        if site is not None:
-            found.setdefault(site.name, site)
+    for site in filter(None, sites):
+        found.setdefault(site.name, site)
     return list(found.values())
 
 
