@@ -37,7 +37,7 @@ from dissensus.members.stacking import (
     why_not_one_program,
     why_not_vectorised,
 )
-from dissensus.nets.dropout import KeyedDropout, dropout_keys, key_dropout, plain_dropout, rewind_dropout
+from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
 # Operations of one member on a batch from which on, on a CPU, that is so: 0.6 to 0.8 of the time together with 13 million and
@@ -129,7 +129,6 @@ class DeepEnsemble(Members):
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
         nets = [key_dropout(twin(net)) for net in nets]
         self._embeds, self._recurs = has_layer(nets, nn.Embedding), has_layer(nets, nn.RNNBase)
-        self._drops = has_layer(nets, KeyedDropout)
         # Why one member's module is not every member's, tensors apart; None if it is.
         self.why_different: str | None = "members have different architectures"
         if can_stack(nets):
@@ -152,8 +151,8 @@ class DeepEnsemble(Members):
     @property
     def execution_reason(self) -> str | None:
         """Why members run in a loop, as found for the newest kind of batch; None if they do not."""
-        decision = next(reversed(self.decisions.values()), None)
-        return None if decision is None else decision["why_loop"]
+        why: str | None = next(reversed(self.decisions.values()), {"why_loop": None})["why_loop"]
+        return why
 
     def networks(self) -> list[nn.Module]:
         """Return what a pass calls: each member's own module, and the one that stands for all."""
@@ -245,9 +244,7 @@ class DeepEnsemble(Members):
         net = self.net
         if net is None:
             raise ValueError("Members of different architectures cannot run vectorised. Leave `execution` at 'auto'.")
-        stacked = under("net.", tensors)
-        if self._drops:
-            stacked.update(dropout_keys(net, keys))
+        stacked = under("net.", tensors) | dropout_keys(net, keys)
 
         def run_one(one: dict[str, Tensor], batch: Any) -> Any:
             returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
@@ -256,8 +253,7 @@ class DeepEnsemble(Members):
         mended = self._embeds or torch.is_autocast_enabled(x.device.type)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
             outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
-        if self._drops:
-            rewind_dropout(net)
+        rewind_dropout(net)
         return outputs
 
     def _run_loop(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys, random: bool) -> Tensor:

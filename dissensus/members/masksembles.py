@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
@@ -128,7 +129,10 @@ class Masksembles(SharedMembers):
         # The first inputs that are evaluated, until trimming has been checked on them.
         self._few: Tensor | None = None
         self._trimming_checked = False
-        self._apart_pays = self._saves_arithmetic()
+        # Whether members on their own are so much smaller that running one after the other pays.
+        smaller = [layer for layer in self.masked_layers if layer.form != "masked" and layer.ones < layer.width]
+        convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in self.net.modules())
+        self._apart_pays = any(layer.width >= WIDE or convolves for layer in smaller)
 
     @property
     def masked_layers(self) -> list[MaskedLayer]:
@@ -166,35 +170,23 @@ class Masksembles(SharedMembers):
         if self._few is None:
             return
         few, self._few, self._trimming_checked = self._few, None, True
-        if self._right_when_trimmed(few):
-            return
-        reason = "with fewer channels the network answers otherwise: it reads widths or weights itself"
-        log.warning("members keep their masks: %s", reason)
-        sites = [site.fixed(reason) for site in self._trimmer[0].sites.values()]
-        self._trimmer, self._apart_pays = [Trimmer(self.net, sites)], False
-
-    def _right_when_trimmed(self, few: Any) -> bool:
-        tensors = {name: t.detach() for name, t in tensors_of(self).items()}
-        device = self.member_keys.device
+        device, tensors = self.member_keys.device, {name: t.detach() for name, t in tensors_of(self).items()}
         # In full precision: two ways to the same answer differ by more in half of it.
         plain = torch.autocast(device.type, enabled=False)
         with torch.no_grad(), plain, evaluation_mode(self), self.returning_all(False):
             few = few.to(device)
             wanted = super().run(tensors, few, own=False, rows=None, keys=lambda: self.member_keys)
-            try:
+            found = None
+            with suppress(RuntimeError):  # of shapes that no longer fit
                 found = self._run_apart(tensors, few, own=False, rows=None)
-            except RuntimeError:  # shapes that no longer fit
-                return False
         share = max(1e-2, 32 * torch.finfo(wanted.dtype).eps)
         room = share * float(wanted.abs().max()) + 1e-6
-        return torch.allclose(wanted, found, rtol=share, atol=room, equal_nan=True)
-
-    def _saves_arithmetic(self) -> bool:
-        """Whether members on their own are so much smaller that running one after the other pays."""
-        smaller = [layer for layer in self.masked_layers if layer.form != "masked" and layer.ones < layer.width]
-        wide = any(layer.width >= WIDE for layer in smaller)
-        convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in self.net.modules())
-        return wide or (convolves and bool(smaller))
+        if found is not None and torch.allclose(wanted, found, rtol=share, atol=room, equal_nan=True):
+            return
+        reason = "with fewer channels the network answers otherwise: it reads widths or weights itself"
+        log.warning("members keep their masks: %s", reason)
+        sites = [site.fixed(reason) for site in self._trimmer[0].sites.values()]
+        self._trimmer, self._apart_pays = [Trimmer(self.net, sites)], False
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module that has only the channels it keeps.

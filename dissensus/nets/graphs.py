@@ -106,10 +106,10 @@ def channelwise(effect: Effect, spatial: bool) -> bool:
 
 def channel_parameters(module: nn.Module | None) -> list[str]:
     """Return names of tensors that hold one value a channel in a channelwise module."""
-    names = ("weight", "bias", "running_mean", "running_var") if isinstance(module, _BatchNorm) else ()
+    names = "weight bias running_mean running_var" if isinstance(module, _BatchNorm) else ""
     if isinstance(module, nn.PReLU) and module.num_parameters > 1:
-        names = ("weight",)
-    return [name for name in names if getattr(module, name) is not None]
+        names = "weight"
+    return [name for name in names.split() if getattr(module, name) is not None]
 
 
 def flattens(part: Traced, node: fx.Node) -> bool:
@@ -292,17 +292,13 @@ class _Walk:
             flat = effect == "flattens"
             site.before.fix("it is masked after flattening" if flat else f"it is fed by {describe(self.part, node)}")
             return None
-        return self._before(node, module, effect)
-
-    def _before(self, node: fx.Node, module: nn.Module | None, effect: Effect) -> fx.Node | None:
-        """Return what an operation takes, whose channels it passes on."""
         previous = only_input(node)
         if previous is None:
-            self.site.before.fix("its input could not be followed")
+            site.before.fix("its input could not be followed")
             return None
         if len(_takers(previous)) > 1:
-            self.site.before.fix("its input is used elsewhere too")
-        self._hold(self.site.before, node, channel_parameters(module), 0)
+            site.before.fix("its input is used elsewhere too")
+        self._hold(site.before, node, channel_parameters(module), 0)
         self.pooled |= not channelwise(effect, spatial=False)
         return previous
 
@@ -330,19 +326,14 @@ class _Walk:
                 self.on(user, spatial)
             elif spatial and effect in ("flattens", "averages"):
                 self.on(user, spatial=False)
+            elif user.op == "output":
+                self.site.leaves = True
+                self.site.after.fix("it reaches the output")
+            elif effect == "combines":
+                self.site.combined = True
+                self.site.after.fix("it meets a sum or product of tensors")
             else:
-                self._end_at(user, effect)
-
-    def _end_at(self, user: fx.Node, effect: Effect) -> None:
-        """Note what takes the channels and cannot do with fewer."""
-        self.site.leaves |= user.op == "output"
-        self.site.combined |= effect == "combines"
-        if user.op == "output":
-            self.site.after.fix("it reaches the output")
-        elif effect == "combines":
-            self.site.after.fix("it meets a sum or product of tensors")
-        else:
-            self.site.after.fix(f"it feeds {describe(self.part, user)}")
+                self.site.after.fix(f"it feeds {describe(self.part, user)}")
 
     def _take(self, user: fx.Node, names: Sequence[str], axis: int) -> None:
         """Note the tensors of a layer that hold the channels along an axis."""
@@ -448,7 +439,7 @@ class Map:
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
             return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
-        asked = (layers,) if isinstance(layers, str) or callable(layers) else layers
+        asked: Any = (layers,) if isinstance(layers, str) or callable(layers) else layers
         if not all(map(callable, asked)):
             return [site for pattern in asked for site in self._by_name(str(pattern))]
         named = [
