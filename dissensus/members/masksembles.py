@@ -21,7 +21,7 @@ from dissensus.data.sources import device_of
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, evaluation_mode, under
 from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt, call, fastest_layout
-from dissensus.members.stacking import Tensors, join, replace_tensors, tensors_of
+from dissensus.members.stacking import Tensors, as_held, join, replace_tensors, tensors_of
 from dissensus.nets.dropout import plain_dropout
 from dissensus.nets.graphs import Layers, Map, Site, Slice, listed, width_name
 from dissensus.randomness import derive, seeded
@@ -323,7 +323,7 @@ class Trimmer:
         # The parts of a tensor that belong to a member: along each slice, the channels of one place.
         self.cuts: dict[str, list[tuple[Slice, str]]] = {}
         # One member without values: tensors that are in the memo already are not copied but taken from there.
-        one = copy.deepcopy(net, {id(t): _as_held(t.detach().to("meta"), t) for t in tensors_of(net).values()})
+        one = copy.deepcopy(net, {id(t): as_held(t.detach().to("meta"), t) for t in tensors_of(net).values()})
         for site in sites:
             layer = one.get_submodule(site.name)
             mask = layer.get_submodule(_MASK)
@@ -367,18 +367,13 @@ class Trimmer:
         return net
 
 
-def _as_held(values: Tensor, tensor: Tensor) -> Tensor:
-    """Return values as a parameter where the tensor in whose place they come is one."""
-    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
-
-
 def resize(net: nn.Module, piece: Slice, change: Callable[[Tensor], Tensor]) -> None:
     """Change the tensor of a slice, and have its layer say the new size."""
     layer, _, name = piece.tensor.rpartition(".")
     module = net.get_submodule(layer)
     tensor = getattr(module, name)
     new = change(tensor.detach())
-    setattr(module, name, _as_held(new, tensor))
+    setattr(module, name, as_held(new, tensor))
     says = width_name(module)[0] or "num_parameters"
     setattr(module, says.replace("out_", "in_") if piece.axis else says, new.shape[piece.axis])
 

@@ -179,13 +179,14 @@ def stack(nets: Sequence[nn.Module]) -> nn.Module:
     return skeleton
 
 
+def as_held(values: Tensor, tensor: Tensor) -> Tensor:
+    """Return values as a parameter where the tensor in whose place they come is one."""
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
+
+
 def replace_tensors(net: nn.Module, make: Callable[[str, Tensor], Tensor]) -> None:
     """Give a network other tensors, in place; what is tied stays tied."""
-    old = tensors_of(net)
-    made = {id(tensor): make(name, tensor) for name, tensor in old.items()}
-    for tensor in old.values():
-        if isinstance(tensor, nn.Parameter):
-            made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
+    made = {id(tensor): as_held(make(name, tensor), tensor) for name, tensor in tensors_of(net).items()}
     for module in net.modules():
         for name, held in [*module._parameters.items(), *module._buffers.items()]:
             if held is not None:

@@ -1,6 +1,7 @@
 """Dropout whose mask is a function of a key, so that member j's noise depends on (seed, j, step) alone."""
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -74,14 +75,10 @@ def replace_layers(net: nn.Module, substitute: Callable[[nn.Module], nn.Module |
     """Put what `substitute` returns in place of layers for which it is not None, wherever they are used; return the net."""
     if (whole := substitute(net)) is not None:
         return whole
-    done: dict[int, nn.Module | None] = {}
+    once = cache(substitute)
     for parent in list(net.modules()):
         for name, child in parent._modules.items():
-            if child is None:
-                continue
-            if id(child) not in done:
-                done[id(child)] = substitute(child)
-            if (new := done[id(child)]) is not None:
+            if child is not None and (new := once(child)) is not None:
                 parent._modules[name] = new
     return net
 
