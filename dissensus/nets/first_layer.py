@@ -4,6 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -216,13 +217,13 @@ def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -
     layer = net.get_submodule(name)
     assert isinstance(layer, LAYERS)
     try:
-        taken = [_taken(net, x, until=name).get(name) for x in (*pair, torch.cat(pair, dim=axis))]
-        first, second, both = (None if t is None else t.movedim(1 - layer.weight.ndim, -1) for t in taken)
+        runs = (_taken(net, x, until=name) for x in (*pair, torch.cat(pair, dim=axis)))
+        columns = [taken[name].movedim(1 - layer.weight.ndim, -1) for taken in takewhile(lambda t: name in t, runs)]
     except Exception as problem:  # whatever a network does with inputs that do not suit it
         why = f"what the network does before that layer does not go with them: {first_line(problem)}"
         advice = "Move it (normalisation, checks of shape) out of the network."
         raise _cannot(name, layer, f"{why}. {advice}{_others(net, pair[0], name)}") from problem
-    found = None if first is None or second is None or both is None else _found(first, second, both)
+    found = _found(*columns) if len(columns) == 3 else None
     if found is None:
         why = "they do not reach it as they are: the network makes something else of them before. Move that out of the network."
         raise _cannot(name, layer, why + _others(net, pair[0], name))
