@@ -99,11 +99,9 @@ class Members(nn.Module, ABC):
 
     def __init__(self, num_members: int, seed: int, num_trained: int | None = None) -> None:
         super().__init__()
-        num_members, seed = whole_number("num_members", num_members, 1), whole_number("seed", seed)
-        self.num_members = num_members
-        self.seed = seed
-        self.member_ids: tuple[int, ...] = tuple(range(num_trained or num_members))
-        self.register_buffer("member_keys", keys_of(seed, self.member_ids), persistent=False)
+        self.num_members, self.seed = whole_number("num_members", num_members, 1), whole_number("seed", seed)
+        self.member_ids: tuple[int, ...] = tuple(range(num_trained or self.num_members))
+        self.register_buffer("member_keys", keys_of(self.seed, self.member_ids), persistent=False)
         self._passes = 0
         # What was found out with the first batch of a kind and holds for all that follow, as JSON could keep it.
         self.decisions: dict[str, dict[str, Any]] = {}

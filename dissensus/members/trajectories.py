@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import vector_to_parameters
 
 from dissensus._signatures import checked
@@ -107,9 +108,6 @@ def _in_buffers(ensemble: DeepEnsemble) -> DeepEnsemble:
             del module._parameters[name]
             module.register_buffer(name, None if parameter is None else parameter.detach())
     return ensemble
-
-
-_BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 @checked

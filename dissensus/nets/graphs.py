@@ -76,9 +76,7 @@ def trace(net: nn.Module, prefix: str = "") -> list[Traced]:
 
 def function_name(node: fx.Node) -> str:
     """Return the name of the function or method that a node calls."""
-    if node.op == "call_method":
-        return str(node.target)
-    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    return str(getattr(node.target, "__name__", node.target)) if node.op in ("call_method", "call_function") else ""
 
 
 def effect_of(part: Traced, node: fx.Node) -> Effect:
