@@ -69,7 +69,7 @@ class PackedEnsemble(SharedMembers):
         output: Output = None,
     ) -> None:
         if not alpha > 0 or gamma < 1 or gamma != int(gamma):
-            raise ValueError(f"`alpha` must be positive and `gamma` at least 1; got {alpha} and {gamma}.")
+            raise ValueError(f"`alpha` must be positive, `gamma` a whole number from 1 on; got {alpha} and {gamma}.")
         wide = made(make_net, num_members, seed)
         thin = _Thinned(wide, alpha / num_members, gamma).make
         nets = []
