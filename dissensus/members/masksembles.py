@@ -118,9 +118,7 @@ class Masksembles(SharedMembers):
         if grow:
             sites = _growing(sites, places, layers)
         if axis is not None:
-            sites = [
-                site if axis == site.axis else replace(site.fixed("its axis was given"), axis=axis) for site in sites
-            ]
+            sites = [s if axis == s.axis else replace(s.fixed("its axis was given"), axis=axis) for s in sites]
         sites = [_put_mask(net, site, num_members, scale, seed, grow, places) for site in sites]
         super().__init__(net, num_members, seed, batches, output)
         self.scale, self.execution = scale, execution

@@ -61,8 +61,7 @@ class OwnLayer(nn.Module, ABC):
 class SharedMembers(Members):
     """One network whose layers know which member a row belongs to; members run as rows of one batch.
 
-    `net` becomes the ensemble's own. Where the objective does not compare members, `batches` says what one sees of a training
-    batch: its share (`"split"`), or all of it (`"whole"`). What other arguments mean is said by the kinds.
+    Where the objective does not compare members, `batches` says what one sees of a training batch: a share (`"split"`) or the `"whole"`.
     """
 
     loss_over_members: ClassVar[Literal["sum", "mean"]] = "mean"

@@ -87,8 +87,7 @@ def put_layer(net: nn.Module, name: str, layer: nn.Module) -> nn.Module:
     """Return the network with a layer in the place of this name, which is changed in place; of no name, the layer itself."""
     if not name:
         return layer
-    parent, _, last = name.rpartition(".")
-    setattr(net.get_submodule(parent), last, layer)
+    net.set_submodule(name, layer)
     return net
 
 
