@@ -238,7 +238,7 @@ class _Case:
         self._compare(dict(ens.named_parameters()), wanted, start, "the network", rule)
 
     def _check_something_is_shared(self, losses: Tensor, parameters: list[nn.Parameter]) -> None:
-        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        options: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         slopes = [torch.autograd.grad(loss, parameters, **options) for loss in losses]
         _check(
             any(bool((torch.stack(each) != 0).sum(0).gt(1).any()) for each in zip(*slopes, strict=True)),

@@ -178,7 +178,7 @@ def _last_linear_layers(net: nn.Module) -> list[nn.Module]:
     """Return the linear layers that no convolution follows, except the network's first layer."""
     weighted = [m for m in net.modules() if isinstance(m, (_ConvNd, nn.Embedding)) or type(m) is nn.Linear]
     convolutions = [place for place, module in enumerate(weighted) if isinstance(module, _ConvNd)]
-    found = [module for module in weighted[max(1, *convolutions, 0) :] if type(module) is nn.Linear]
+    found: list[nn.Module] = [module for module in weighted[max(1, *convolutions, 0) :] if type(module) is nn.Linear]
     if not found:
         raise ValueError("There is no linear layer behind another one to put dropout before. Put nn.Dropout layers in.")
     return found

@@ -402,7 +402,6 @@ class Map:
         self.stem = weighted[0][0] if weighted and isinstance(weighted[0][1], _ConvNd) else None
         calls = [(part, past_norms(part, node)) for part, node in self.nodes if effect_of(part, node) in _ACTIVATIONS]
         self.candidates = _unique([*(self.site_at(*call) for call in calls), *self._in_transformers()])
-        self.by_rule = [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
 
     def _in_transformers(self) -> list[Site]:
         """Places inside torch's own transformer layers, which tracing does not look into."""
@@ -437,13 +436,16 @@ class Map:
 
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
-            return self.by_rule
+            return self._by_rule()
         asked: Any = (layers,) if isinstance(layers, str) or callable(layers) else layers
         if not all(map(callable, asked)):
             return [site for pattern in asked for site in self._by_name(str(pattern))]
         modules = self.net.named_modules()
         named = [name for name, module in modules if name and any(_meets(one, name, module) for one in asked)]
         return [site for name in named for site in self._sites_of(name) if not self.is_stem(site)]
+
+    def _by_rule(self) -> list[Site]:
+        return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
 
     def _by_name(self, pattern: str) -> list[Site]:
         names = [name for name, _ in self.net.named_modules() if name and fnmatchcase(name, pattern)]
