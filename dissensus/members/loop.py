@@ -87,10 +87,11 @@ def _with_fixed_masks(member: nn.Module, example: Any) -> nn.Module:
     call(member, example)
     for layer in drawn:
         del layer.drop
-    return replace_layers(
-        member.net,
-        lambda part: _FixedDropout(part, drawn[part]) if isinstance(part, SampledDropout) and drawn[part] else None,
-    )
+
+    def fixed(part: nn.Module) -> nn.Module | None:
+        return _FixedDropout(part, drawn[part]) if isinstance(part, SampledDropout) and drawn[part] else None
+
+    return replace_layers(member.net, fixed)
 
 
 def _noted(layer: SampledDropout, masks: list[Tensor], x: Tensor, keep: Tensor) -> Tensor:
