@@ -188,8 +188,7 @@ class DeepEnsemble(Members):
             return None, False
         picked = (torch.arange(self.num_members, device=x.device) if rows is None else rows)[:PROBE_MEMBERS]
         count = len(picked)
-        buffers = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
-        weights = {name: buffers.pop(name) for name, _ in self.named_parameters() if name in buffers}
+        weights, buffers = self._of_few(tensors, count)
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
         def loop(given: Tensors, batch: Any) -> Tensor:
@@ -215,6 +214,11 @@ class DeepEnsemble(Members):
             or self._why_faster_apart(x, own, work)
         )
         return why, bool(drawn)
+
+    def _of_few(self, tensors: Tensors, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return weights and buffers of the first members, or all where they are not stored as one."""
+        few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
+        return {name: few.pop(name) for name, _ in self.named_parameters() if name in few}, few
 
     def _why_apart(self, drawn: Collection[str]) -> str | None:
         """Say why members cannot run as one program, as far as that is known without trying it."""

@@ -127,10 +127,13 @@ class Masksembles(SharedMembers):
         # The first inputs that are evaluated, until trimming has been checked on them.
         self._few: Tensor | None = None
         self._trimming_checked = False
-        # Whether members on their own are so much smaller that running one after the other pays.
+        self._apart_pays = execution == "apart" or self._saves_arithmetic()
+
+    def _saves_arithmetic(self) -> bool:
+        """Whether members on their own are so much smaller that running one after the other pays."""
         smaller = [layer for layer in self.masked_layers if layer.form != "masked" and layer.ones < layer.width]
         convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in self.net.modules())
-        self._apart_pays = any(layer.width >= WIDE or convolves for layer in smaller)
+        return any(layer.width >= WIDE or convolves for layer in smaller)
 
     @property
     def masked_layers(self) -> list[MaskedLayer]:
@@ -146,17 +149,18 @@ class Masksembles(SharedMembers):
 
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
-        evaluates = not any(module.training for module in self.modules())
-        if evaluates and self._few is None and not self._trimming_checked and _has_values(x):
+        if any(module.training for module in self.modules()):
+            return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        if self._few is None and not self._trimming_checked and _has_values(x):
             self._few = (x[0] if own else x)[:2].detach().clone()
         # A GPU is faster with all channels of one large batch than with the uneven numbers that members keep.
-        if evaluates and (self.execution == "apart" or (self.execution == "auto" and x.device.type != "cuda")):
-            self._check_trimming()
-            if self._apart_pays or self.execution == "apart":
-                return self._run_apart(tensors, x, own, rows)
-        return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        if {"tiled": True, "apart": False, "auto": x.device.type == "cuda"}[self.execution]:
+            return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        self._check_trimming()
+        run = self._run_apart if self._apart_pays else super().run
+        return run(tensors, x, own=own, rows=rows, keys=keys)
 
-    def _run_apart(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None) -> Tensor:
+    def _run_apart(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         trimmer, x, whole = self._trimmer[0], fastest_layout(x), under("net.", tensors)
         net, kept = trimmer.net.eval(), trimmer.kept(whole, self.all_members(x.device) if rows is None else rows)
         members = [trimmer.tensors(whole, channels) for channels in kept]
@@ -176,7 +180,7 @@ class Masksembles(SharedMembers):
             wanted = super().run(tensors, few, own=False, rows=None, keys=lambda: self.member_keys)
             found = None
             with suppress(RuntimeError):  # of shapes that no longer fit
-                found = self._run_apart(tensors, few, own=False, rows=None)
+                found = self._run_apart(tensors, few, own=False, rows=None, keys=lambda: self.member_keys)
         share = max(1e-2, 32 * torch.finfo(wanted.dtype).eps)
         room = share * float(wanted.abs().max()) + 1e-6
         if found is not None and torch.allclose(wanted, found, rtol=share, atol=room, equal_nan=True):
@@ -184,7 +188,7 @@ class Masksembles(SharedMembers):
         reason = "with fewer channels the network answers otherwise: it reads widths or weights itself"
         log.warning("members keep their masks: %s", reason)
         sites = [site.fixed(reason) for site in self._trimmer[0].sites.values()]
-        self._trimmer, self._apart_pays = [Trimmer(self.net, sites)], False
+        self._trimmer, self._apart_pays = [Trimmer(self.net, sites)], self.execution == "apart"
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module that has only the channels it keeps.
@@ -216,13 +220,17 @@ def _apart_from_each_other(sites: list[Site]) -> list[Site]:
 
 def _growing(sites: list[Site], places: Map, layers: Layers) -> list[Site]:
     """Return the places that are widened: those that can be, or all that were asked for."""
-    can = [site for site in sites if site.why_fixed is None]
+    can = _that_can_grow(sites)
     if can and (layers == "auto" or len(can) == len(sites)):
         return can
     bad = next((site for site in sites if site.why_fixed is not None and layers != "auto"), None)
     why = "There is no layer that can be widened" if bad is None else f"{bad} cannot be widened: {bad.why_fixed}"
-    candidates = listed([str(site) for site in places.candidates if site.why_fixed is None])
+    candidates = listed([str(site) for site in _that_can_grow(places.candidates)])
     raise ValueError(f"{why}. Leave it out, or use grow=False. Candidates: {candidates}.")
+
+
+def _that_can_grow(sites: list[Site]) -> list[Site]:
+    return [site for site in sites if site.why_fixed is None]
 
 
 def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: int, grown: bool, places: Map) -> Site:
@@ -307,6 +315,13 @@ def _act(layer: Any, inputs: object, output: object) -> Tensor:
     return masked
 
 
+def _form_of(site: Site) -> tuple[Form, list[Slice]]:
+    """Say what becomes of a place in one member, and along which slices it is smaller."""
+    before, after = site.before.why_fixed is None, site.after.why_fixed is None and site.keeps_zero
+    form: Form = "trimmed" if before and after else "expanded" if before else "selected" if after else "masked"
+    return form, site.before.slices * before + site.after.slices * after
+
+
 def _entries(kept: Tensor, block: int) -> Tensor:
     """Return where channels of so many entries each lie."""
     return kept if block == 1 else (kept[:, None] * block + torch.arange(block, device=kept.device)).flatten()
@@ -328,11 +343,10 @@ class Trimmer:
             assert isinstance(mask, ChannelMask)
             ones = mask.kept.shape[1]
             detach(layer)
-            before, after = site.before.why_fixed is None, site.after.why_fixed is None and site.keeps_zero
-            form: Form = "trimmed" if before and after else "expanded" if before else "selected" if after else "masked"
+            form, pieces = _form_of(site)
             if form != "trimmed":
                 attach(layer, _MemberMask(form, mask.kept[0], site.width, site.axis))
-            for piece in site.before.slices * before + site.after.slices * after:
+            for piece in pieces:
                 resize(one, piece, methodcaller("narrow", piece.axis, 0, ones * piece.block))
                 self.cuts.setdefault(piece.tensor, []).append((piece, site.name))
             why = None if site.keeps_zero else "what follows makes something else of a channel of zeros"

@@ -157,21 +157,27 @@ def _input_keys(x: Batch) -> Tensor:
 def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
     """Return the network with dropout layers of this rate."""
     layers = [module for module in net.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
-    if p is None and not any(layer.p > 0 for layer in layers):
+    if p is None:
+        _check_draws_differ(layers)
+        return net
+    if not 0.0 < p < 1.0:
+        raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
+    for layer in layers:
+        layer.p = p
+    for linear in [] if layers else _last_linear_layers(net):
+        linear.add_module("dropout", nn.Dropout(p).train(linear.training))
+        linear.register_forward_pre_hook(_drop_inputs)
+    return net
+
+
+def _check_draws_differ(layers: list[nn.modules.dropout._DropoutNd]) -> None:
+    if not any(layer.p > 0 for layer in layers):
         had = "All dropout layers of the network have p = 0" if layers else "The network has no dropout layer"
         raise ValueError(
             f"{had}, so all draws would be alike. Put nn.Dropout layers into it, or give `p` here, a rate for all of them, "
             "put before its last linear layers if there are none. (What nn.LSTM and the like drop inside themselves cannot be "
             "drawn by member.)"
         )
-    if p is not None and not 0.0 < p < 1.0:
-        raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
-    for layer in layers:
-        layer.p = layer.p if p is None else p
-    for linear in [] if layers else _last_linear_layers(net):
-        linear.add_module("dropout", nn.Dropout(p or 0.0).train(linear.training))
-        linear.register_forward_pre_hook(_drop_inputs)
-    return net
 
 
 def _last_linear_layers(net: nn.Module) -> list[nn.Module]:

@@ -115,10 +115,7 @@ class _Packed(OwnLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run every member's layer on its own rows."""
-        plain, chosen = self.plain[0].train(self.training), self.chosen
-        own = {name: t.unflatten(0, (self.count, -1)) for name, t in tensors_of(self).items() if t.ndim}
-        if chosen is not None:
-            own = {name: t.index_select(0, chosen) for name, t in own.items()}
+        plain, own, chosen = self.plain[0].train(self.training), self._own(), self.chosen
         common = {name: t for name, t in self.named_buffers() if not t.ndim}
         by_member = x.unflatten(0, (self.count if chosen is None else len(chosen), -1))
         with RulesOfVmap() if torch.is_autocast_enabled(x.device.type) else nullcontext():
@@ -128,6 +125,11 @@ class _Packed(OwnLayer):
                 if buffer.ndim:
                     buffer.unflatten(0, (self.count, -1)).index_copy_(0, chosen, own[name])
         return found.flatten(0, 1)
+
+    def _own(self) -> dict[str, Tensor]:
+        """Return tensors by member, `(members, ...)`, of those whose rows are there."""
+        every = {name: t.unflatten(0, (self.count, -1)) for name, t in tensors_of(self).items() if t.ndim}
+        return every if self.chosen is None else {name: t.index_select(0, self.chosen) for name, t in every.items()}
 
     def alone(self, index: int) -> nn.Module:
         """Return one member's layer as a plain one."""

@@ -6,6 +6,7 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -44,18 +45,7 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
     """Refuse what cannot be members: no modules, modules without shapes, and modules that share parameters."""
     seen: dict[int, tuple[int, str]] = {}
     for index, net in enumerate(nets):
-        if not isinstance(net, nn.Module):
-            raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
-        tensors = tensors_of(net)
-        if {type(p).__name__ for p in (*tensors.values(), *net.modules())} & {"DTensor", "FullyShardedDataParallel"}:
-            raise ValueError(
-                f"Member {index} is sharded over processes (FSDP), and an ensemble keeps whole members. Spread members with `mesh`; "
-                "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
-            )
-        if lazy := [name for name, tensor in tensors.items() if torch.nn.parameter.is_lazy(tensor)]:
-            raise ValueError(
-                f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through it before."
-            )
+        _check_net(index, net)
         for name, parameter in net.named_parameters():
             other, other_name = seen.setdefault(id(parameter), (index, name))
             if other != index:
@@ -66,6 +56,19 @@ def check_nets(nets: Sequence[nn.Module]) -> None:
                 )
     if len({id(net) for net in nets}) < len(nets):
         raise ValueError("The same object is a member twice. Make a new network in every call of the factory, or copy.")
+
+
+def _check_net(index: int, net: object) -> None:
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
+    tensors = tensors_of(net)
+    if {type(p).__name__ for p in (*tensors.values(), *net.modules())} & {"DTensor", "FullyShardedDataParallel"}:
+        raise ValueError(
+            f"Member {index} is sharded over processes (FSDP), and an ensemble keeps whole members. Spread members with `mesh`; "
+            "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
+        )
+    if lazy := [name for name, tensor in tensors.items() if torch.nn.parameter.is_lazy(tensor)]:
+        raise ValueError(f"Parameter {lazy[0]!r} of member {index} has no shape yet. Run a batch through it before.")
 
 
 def can_stack(nets: Sequence[nn.Module]) -> bool:
@@ -316,7 +319,7 @@ def why_not_vectorised(
         return f"vmap cannot run it ({line[:120]})"
     with torch.autocast(device, enabled=False):
         wanted = _attempt(loop, weights(), buffers, x, trainable)
-    compared = (*(tensor for part in wanted.values() for tensor in part), *got[_OUTPUTS])
+    compared = [*chain(*wanted.values()), *got[_OUTPUTS]]
     # By the rounding of the coarsest of them.
     coarse = (_TOLERANCES.get(tensor.dtype, _TOLERANCE_OF_HALF) for tensor in compared if tensor.is_floating_point())
     tolerance = max(coarse, default=0.0)

@@ -69,10 +69,7 @@ def cut(
         _check(model, backbone, rest, example, name)
     template = copy.deepcopy(rest).requires_grad_(True)
     if outputs is not None:
-        linear = [layer for layer in template.named_modules() if isinstance(layer[1], nn.Linear)]
-        if not linear:
-            raise ValueError("`outputs` replaces the last linear layer, and the heads have none.")
-        put_layer(template, linear[-1][0], like(linear[-1][1], whole_number("outputs", outputs, 1)))
+        _replace_last_linear(template, whole_number("outputs", outputs, 1))
 
     def make_head() -> nn.Module:
         head = copy.deepcopy(template)
@@ -186,9 +183,7 @@ def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:
     front, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     front.graph_copy(graph, copies)
     front.output(copies[border])
-    for node in reversed(front.nodes):
-        if not node.users and node.op not in ("placeholder", "output"):
-            front.erase_node(node)
+    _erase_unused(front)
     back = fx.Graph()
     moved = {border: back.placeholder("x")}
 
@@ -202,6 +197,12 @@ def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:
     return front, back
 
 
+def _erase_unused(graph: fx.Graph) -> None:
+    for node in reversed(graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):
+            graph.erase_node(node)
+
+
 def _renew(head: nn.Module, reset: Reset | None) -> int:
     """Give every layer new weights; return how many got them."""
     count = 0
@@ -211,6 +212,14 @@ def _renew(head: nn.Module, reset: Reset | None) -> int:
             renew()
             count += 1
     return count
+
+
+def _replace_last_linear(head: nn.Module, outputs: int) -> None:
+    linear = [layer for layer in head.named_modules() if isinstance(layer[1], nn.Linear)]
+    if not linear:
+        raise ValueError("`outputs` replaces the last linear layer, and the heads have none.")
+    name, old = linear[-1]
+    put_layer(head, name, like(old, outputs))
 
 
 @torch.no_grad()

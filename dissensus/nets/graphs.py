@@ -81,20 +81,25 @@ def function_name(node: fx.Node) -> str:
 
 def effect_of(part: Traced, node: fx.Node) -> Effect:
     """Return what a node does to channels."""
-    module, function = part.module(node), function_name(node)
+    module = part.module(node)
     if getattr(module, "return_indices", False):
         return "other"
     kinds = [kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith(("torch.nn.", "dissensus."))]
-    names = {*kinds, *(name.lower().replace("_", "") for name in (*kinds, function))}
+    names = {*kinds, *(name.lower().replace("_", "") for name in (*kinds, function_name(node)))}
     if found := next((effect for effect, known in _NAMES.items() if names & set(known.split())), None):
         return found
-    if flattens(part, node):
-        return "flattens"
-    if _averages(node):
-        return "averages"
+    tests: Mapping[Effect, bool] = {
+        "flattens": flattens(part, node),
+        "averages": _averages(node),
+        "combines": _combines(node),
+    }
+    return next((effect for effect, holds in tests.items() if holds), "other")
+
+
+def _combines(node: fx.Node) -> bool:
     # Functions of torch and of operator, and methods.
-    several = sum(isinstance(value, fx.Node) for value in node.args) > 1
-    return "combines" if several and function in ("add", "add_", "iadd", "sub", "mul", "mul_", "imul") else "other"
+    named = function_name(node) in ("add", "add_", "iadd", "sub", "mul", "mul_", "imul")
+    return named and sum(isinstance(value, fx.Node) for value in node.args) > 1
 
 
 def channelwise(effect: Effect, spatial: bool) -> bool:
@@ -290,13 +295,17 @@ class _Walk:
             flat = effect == "flattens"
             site.before.fix("it is masked after flattening" if flat else f"it is fed by {describe(self.part, node)}")
             return None
-        previous = only_input(node)
+        return self._before(node, module, effect)
+
+    def _before(self, node: fx.Node, module: nn.Module | None, effect: Effect) -> fx.Node | None:
+        """Return what an operation takes, whose channels it passes on."""
+        previous, before = only_input(node), self.site.before
         if previous is None:
-            site.before.fix("its input could not be followed")
+            before.fix("its input could not be followed")
             return None
         if len(_takers(previous)) > 1:
-            site.before.fix("its input is used elsewhere too")
-        self._hold(site.before, node, channel_parameters(module), 0)
+            before.fix("its input is used elsewhere too")
+        self._hold(before, node, channel_parameters(module), 0)
         self.pooled |= not channelwise(effect, spatial=False)
         return previous
 
@@ -396,12 +405,16 @@ class Map:
         counts = Counter(id(p) for _, p in named)
         self.tied = {name for name, p in named if counts[id(p)] > 1}
         self.nodes = [(part, node) for part in trace(net) for node in part.graph.nodes]
-        weighted = [(part.name(node), part.module(node)) for part, node in self.nodes]
-        weighted = [found for found in weighted if isinstance(found[1], (_ConvNd, nn.Linear, nn.Embedding))]
-        # Name of the first layer if it is a convolution.
-        self.stem = weighted[0][0] if weighted and isinstance(weighted[0][1], _ConvNd) else None
+        self.stem = self._stem()
         calls = [(part, past_norms(part, node)) for part, node in self.nodes if effect_of(part, node) in _ACTIVATIONS]
         self.candidates = _unique([*(self.site_at(*call) for call in calls), *self._in_transformers()])
+
+    def _stem(self) -> str | None:
+        """Return the name of the first layer if it is a convolution."""
+        for part, node in self.nodes:
+            if isinstance(module := part.module(node), (_ConvNd, nn.Linear, nn.Embedding)):
+                return part.name(node) if isinstance(module, _ConvNd) else None
+        return None
 
     def _in_transformers(self) -> list[Site]:
         """Places inside torch's own transformer layers, which tracing does not look into."""
@@ -438,10 +451,15 @@ class Map:
         if layers == "auto":
             return self._by_rule()
         asked: Any = (layers,) if isinstance(layers, str) or callable(layers) else layers
-        if not all(map(callable, asked)):
-            return [site for pattern in asked for site in self._by_name(str(pattern))]
+        return (
+            self._by_test(asked)
+            if all(map(callable, asked))
+            else [site for one in asked for site in self._by_name(str(one))]
+        )
+
+    def _by_test(self, tests: Sequence[type | Rule]) -> list[Site]:
         modules = self.net.named_modules()
-        named = [name for name, module in modules if name and any(_meets(one, name, module) for one in asked)]
+        named = [name for name, module in modules if name and any(_meets(one, name, module) for one in tests)]
         return [site for name in named for site in self._sites_of(name) if not self.is_stem(site)]
 
     def _by_rule(self) -> list[Site]:
