@@ -76,8 +76,7 @@ def _with_fixed_masks(member: nn.Module, example: Any) -> nn.Module:
     assert isinstance(member, DropoutMember)
     if member.masks == "input":
         raise ValueError(
-            "With masks='input' a member hashes the bits of every input, which no exported file can. Make the ensemble with "
-            "MCDropout(..., masks='member')."
+            "With masks='input' members hash inputs, which no file can. Use MCDropout(..., masks='member')."
         )
     drawn: dict[SampledDropout, list[Tensor]] = {
         part: [] for part in member.modules() if isinstance(part, SampledDropout)

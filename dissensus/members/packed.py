@@ -213,8 +213,7 @@ class _Thinned:
             return sum(old for old, _ in pairs), sum(new for _, new in pairs)
         if len(set(found)) > 1:
             raise ValueError(
-                f"The network's {node.name!r} puts together tensors of widths that are thinned differently, such as the input and "
-                "hidden features. Pack another network, or make a DeepEnsemble of thinner ones."
+                f"{node.name!r} joins widths that are thinned differently, as of inputs and hidden features."
             )
         return found[0] if found else None
 
@@ -248,10 +247,7 @@ class _Thinned:
         """Return how many inputs a thinned layer has."""
         old, new = given or (1, 1)
         if inputs % old:
-            raise ValueError(
-                f"The layer {name!r} takes {inputs} features, not a multiple of the {old} that are made before it. Pack "
-                "another network, or make a DeepEnsemble of thinner ones."
-            )
+            raise ValueError(f"{name!r} takes {inputs} features, no multiple of the {old} before. Pack another one.")
         return inputs // old * new
 
 
