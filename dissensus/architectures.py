@@ -204,7 +204,7 @@ def wide_resnet(
     widths = (16, 16 * widen, 32 * widen, 64 * widen)
     stem, make_block = _conv3x3(channels, 16), partial(_PreActivationBlock, dropout=dropout)
     behind = {"norm": nn.BatchNorm2d(widths[-1]), "activation": nn.ReLU()}
-    return _staged(stem, make_block, widths, (blocks, blocks, blocks), classes, **behind)
+    return _staged(stem, make_block, widths, [blocks] * 3, classes, **behind)
 
 
 ARCHITECTURES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(

@@ -1,11 +1,8 @@
 """Binary masks over the channels of a layer: their laws, and an exact sampler for a given width.
 
-In the generative story (Masksembles) each mask switches on `ones` of `ones * scale` slots, uniformly and
-independently, and slots that no mask uses are trimmed. The trimmed width is random, a layer's is given, so
-masks must follow that law *conditional on the width*. This is the uniform law: all tuples of untrimmed masks
-are equally likely, and each (num_masks, width) matrix with `ones` ones a row and no empty column is the
-trimmed form of equally many, one for every way to place its columns among the slots. The number of slots
-cancels, so `scale` matters only through `ones`: `solve` finds the `ones` whose expected width is `width`.
+Masksembles draw masks with `ones` of `ones * scale` slots each and trim slots that no mask uses. Given the width that is left, all matrices
+with `ones` ones a row and no empty column are equally likely, as each comes from equally many untrimmed ones: so `scale` matters only
+through `ones`, and `solve` finds the `ones` whose expected width is `width`.
 """
 
 import math

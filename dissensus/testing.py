@@ -107,7 +107,13 @@ def check_objective(
             case.fit(second, objective, epochs=2)
         case.same(predict(first, x), predict(second, x), f"Two runs of {name} with one seed end differently.")
         _check(torch.equal(x, before[0]) and torch.equal(y, before[1]), f"{name} changed the data it was given.")
-        _check_likelihood(objective, predict(first, x), y, name)
+        outputs, likelihood = predict(first, x), objective.likelihood
+        own, mixture = likelihood.per_example(outputs, y), likelihood.mixture(outputs, y)
+        _check(
+            own.shape == outputs.shape[:2] and mixture.shape == outputs.shape[1:2],
+            f"The likelihood of {name} must give (members, batch) and (batch,) = {tuple(outputs.shape[:2])} and "
+            f"{tuple(outputs.shape[1:2])}; got {tuple(own.shape)} and {tuple(mixture.shape)}.",
+        )
         case.check_picked(objective, name)
         if not objective.couples:
             case.check_alone(make(), objective)
@@ -232,7 +238,7 @@ class _Case:
         self._compare(dict(ens.named_parameters()), wanted, start, "the network", rule)
 
     def _check_something_is_shared(self, losses: Tensor, parameters: list[nn.Parameter]) -> None:
-        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        options: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         slopes = [torch.autograd.grad(loss, parameters, **options) for loss in losses]
         _check(
             any(bool((torch.stack(each) != 0).sum(0).gt(1).any()) for each in zip(*slopes, strict=True)),
@@ -299,17 +305,6 @@ class _Spy(Wrapper):
             told = f"{name} must log scalars or one number a member, {each}; {key!r} is {tuple(part.shape)}."
             _check(part.shape in ((), each), told)
         return loss, parts
-
-
-def _check_likelihood(objective: Objective, outputs: Tensor, y: Tensor, name: str) -> None:
-    """A likelihood gives one loss for each member and example, and one for the ensemble and example."""
-    likelihood = objective.likelihood
-    own, mixture = likelihood.per_example(outputs, y), likelihood.mixture(outputs, y)
-    _check(
-        own.shape == outputs.shape[:2] and mixture.shape == outputs.shape[1:2],
-        f"The likelihood of {name} must give (members, batch) and (batch,) = {tuple(outputs.shape[:2])} and "
-        f"{tuple(outputs.shape[1:2])}; got {tuple(own.shape)} and {tuple(mixture.shape)}.",
-    )
 
 
 def _check(holds: bool, sentence: str) -> None:

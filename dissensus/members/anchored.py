@@ -297,10 +297,8 @@ class Anchored(OnDeepEnsemble):
         """
         self.check_inputs(residual, own=False)
         if reference.shape not in (residual.shape, residual.shape[1:], (1, *residual.shape[1:])):
-            raise ValueError(
-                f"`reference` must be shaped like the residual, {tuple(residual.shape)}, or like one of its inputs; got "
-                f"{tuple(reference.shape)}."
-            )
+            wanted, got = tuple(residual.shape), tuple(reference.shape)
+            raise ValueError(f"`reference` must be shaped like the residual, {wanted}, or one input of it; got {got}.")
         pair = torch.cat([reference.to(residual.dtype).expand_as(residual), residual], dim=self.pair_axis)
         return self.view().through(self.run_pairs, pair)
 

@@ -28,11 +28,12 @@ class Factors(PerRow):
         self.r, self.s = nn.Parameter(r), nn.Parameter(s)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias))
 
-    def before(self, x: Tensor) -> Tensor:
+    def before(self, layer: object, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Scale what goes into the layer."""
-        return x * self.take(self.r, x, self.axis).to(x.dtype)
+        x = inputs[0]
+        return (x * self.take(self.r, x, self.axis).to(x.dtype), *inputs[1:])
 
-    def after(self, x: Tensor) -> Tensor:
+    def after(self, layer: object, inputs: object, x: Tensor) -> Tensor:
         """Scale and shift what comes out of it."""
         x = x * self.take(self.s, x, self.axis).to(x.dtype)
         return x if self.bias is None else x + self.take(self.bias, x, self.axis).to(x.dtype)
@@ -105,8 +106,8 @@ def _split_off(layer: Any, name: str, num_members: int, seed: int) -> None:
     )
     layer.register_parameter("bias", None)
     layer.add_module(NAME, factors)
-    layer.register_forward_pre_hook(_before)
-    layer.register_forward_hook(_after)
+    layer.register_forward_pre_hook(factors.before)
+    layer.register_forward_hook(factors.after)
 
 
 def _signs(seed: int, what: str, num_members: int, count: int) -> Tensor:
@@ -114,21 +115,12 @@ def _signs(seed: int, what: str, num_members: int, count: int) -> Tensor:
     return torch.where(uniform(keys, count) < 0.5, -1.0, 1.0)
 
 
-def _before(layer: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (layer.factors.before(inputs[0]), *inputs[1:])
-
-
-def _after(layer: Any, inputs: object, output: Tensor) -> Tensor:
-    scaled: Tensor = layer.factors.after(output)
-    return scaled
-
-
 def _fold_in(layer: Any, index: int) -> None:
     """Make a layer the plain one of one member."""
     factors, weight = layer.factors, layer.weight.detach()
     delattr(layer, NAME)
-    for hooks, own in ((layer._forward_pre_hooks, _before), (layer._forward_hooks, _after)):
-        for key in [key for key, hook in hooks.items() if hook is own]:
+    for hooks, own in ((layer._forward_pre_hooks, factors.before), (layer._forward_hooks, factors.after)):
+        for key in [key for key, hook in hooks.items() if hook == own]:
             del hooks[key]
     groups = getattr(layer, "groups", 1)
     # A group's outputs see that group's inputs only: row o of the weight has those of o's group.

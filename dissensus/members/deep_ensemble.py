@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ from dissensus.members.stacking import (
     why_not_one_program,
     why_not_vectorised,
 )
-from dissensus.nets.dropout import KeyedDropout, dropout_keys, key_dropout, plain_dropout, rewind_dropout
+from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
 # Operations of one member on a batch from which on, on a CPU, that is so: 0.6 to 0.8 of the time together with 13 million and
@@ -129,7 +129,6 @@ class DeepEnsemble(Members):
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
         nets = [key_dropout(twin(net)) for net in nets]
         self._embeds, self._recurs = has_layer(nets, nn.Embedding), has_layer(nets, nn.RNNBase)
-        self._drops = has_layer(nets, KeyedDropout)
         # Why one member's module is not every member's, tensors apart; None if it is.
         self.why_different: str | None = "members have different architectures"
         if can_stack(nets):
@@ -152,8 +151,8 @@ class DeepEnsemble(Members):
     @property
     def execution_reason(self) -> str | None:
         """Why members run in a loop, as found for the newest kind of batch; None if they do not."""
-        decision = next(reversed(self.decisions.values()), None)
-        return None if decision is None else decision["why_loop"]
+        why: str | None = next(reversed(self.decisions.values()), {"why_loop": None})["why_loop"]
+        return why
 
     def networks(self) -> list[nn.Module]:
         """Return what a pass calls: each member's own module, and the one that stands for all."""
@@ -189,8 +188,7 @@ class DeepEnsemble(Members):
             return None, False
         picked = (torch.arange(self.num_members, device=x.device) if rows is None else rows)[:PROBE_MEMBERS]
         count = len(picked)
-        buffers = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
-        weights = {name: buffers.pop(name) for name, _ in self.named_parameters() if name in buffers}
+        weights, buffers = self._of_few(tensors, count)
         inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
 
         def loop(given: Tensors, batch: Any) -> Tensor:
@@ -216,6 +214,11 @@ class DeepEnsemble(Members):
             or self._why_faster_apart(x, own, work)
         )
         return why, bool(drawn)
+
+    def _of_few(self, tensors: Tensors, count: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return weights and buffers of the first members, or all where they are not stored as one."""
+        few = {name: t.detach()[:count] if self.stacked else t.detach() for name, t in tensors.items()}
+        return {name: few.pop(name) for name, _ in self.named_parameters() if name in few}, few
 
     def _why_apart(self, drawn: Collection[str]) -> str | None:
         """Say why members cannot run as one program, as far as that is known without trying it."""
@@ -245,9 +248,7 @@ class DeepEnsemble(Members):
         net = self.net
         if net is None:
             raise ValueError("Members of different architectures cannot run vectorised. Leave `execution` at 'auto'.")
-        stacked = under("net.", tensors)
-        if self._drops:
-            stacked.update(dropout_keys(net, keys))
+        stacked = under("net.", tensors) | dropout_keys(net, keys)
 
         def run_one(one: dict[str, Tensor], batch: Any) -> Any:
             returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
@@ -256,8 +257,7 @@ class DeepEnsemble(Members):
         mended = self._embeds or torch.is_autocast_enabled(x.device.type)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
             outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
-        if self._drops:
-            rewind_dropout(net)
+        rewind_dropout(net)
         return outputs
 
     def _run_loop(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys, random: bool) -> Tensor:
@@ -349,10 +349,7 @@ def _quiet_vmap() -> Iterator[None]:
 
 
 class SingleMember(Members):
-    """Runs one member's tensors; what a step is recorded with when each member gets a program of its own.
-
-    It holds no tensors: they come with every call, under the names they have in the ensemble.
-    """
+    """Runs one member's tensors, which come with every call: with it a step is recorded that each member runs on its own."""
 
     def __init__(self, ensemble: DeepEnsemble) -> None:
         super().__init__(1, ensemble.seed)
@@ -383,9 +380,7 @@ class OnDeepEnsemble(Members):
 
     @property
     def _rows(self) -> DeepEnsemble:
-        inside = self.get_submodule(self.rows_in)
-        assert isinstance(inside, DeepEnsemble)
-        return inside
+        return cast("DeepEnsemble", self.get_submodule(self.rows_in))
 
     @property
     def stacked(self) -> bool:

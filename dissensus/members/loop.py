@@ -76,16 +76,21 @@ def _with_fixed_masks(member: nn.Module, example: Any) -> nn.Module:
     assert isinstance(member, DropoutMember)
     if member.masks == "input":
         raise ValueError(
-            "With masks='input' a member hashes the bits of every input, which no exported file can. Make the ensemble with "
-            "MCDropout(..., masks='member')."
+            "With masks='input' members hash inputs, which no file can. Use MCDropout(..., masks='member')."
         )
-    drawn: dict[nn.Module, list[Tensor]] = {part: [] for part in member.modules() if isinstance(part, SampledDropout)}
+    drawn: dict[SampledDropout, list[Tensor]] = {
+        part: [] for part in member.modules() if isinstance(part, SampledDropout)
+    }
     for layer, masks in drawn.items():
-        layer.drop = partial(_noted, layer, masks)
+        layer.drop = partial(_noted, layer, masks)  # type: ignore[method-assign]
     call(member, example)
     for layer in drawn:
         del layer.drop
-    return replace_layers(member.net, lambda part: _FixedDropout(part, drawn[part]) if drawn.get(part) else None)
+
+    def fixed(part: nn.Module) -> nn.Module | None:
+        return _FixedDropout(part, drawn[part]) if isinstance(part, SampledDropout) and drawn[part] else None
+
+    return replace_layers(member.net, fixed)
 
 
 def _noted(layer: SampledDropout, masks: list[Tensor], x: Tensor, keep: Tensor) -> Tensor:

@@ -83,10 +83,8 @@ class LoRAEnsemble(SharedMembers):
             grown = put_layer(grown, name, _LowRank(linear[name], num_members, rank, alpha, key))
         super().__init__(grown, num_members, seed, "whole", output)
         self.rank, self.alpha = rank, alpha
-        own_names = {
-            f"{name}.{own}" for name, layer in self.adapters() for own, _ in layer.named_parameters(recurse=False)
-        }
-        self.shared_buffers = frozenset(tensors_of(self)) - own_names - {"member_keys"}
+        frozen = (name for name, tensor in tensors_of(self).items() if not tensor.requires_grad)
+        self.shared_buffers = frozenset(frozen) - {"member_keys"}
         self.to(next(self.net.parameters()).device)
         self.train(net.training)
 

@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
@@ -20,7 +21,7 @@ from dissensus.data.sources import device_of
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, evaluation_mode, under
 from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt, call, fastest_layout
-from dissensus.members.stacking import Tensors, join, replace_tensors, tensors_of
+from dissensus.members.stacking import Tensors, as_held, join, replace_tensors, tensors_of
 from dissensus.nets.dropout import plain_dropout
 from dissensus.nets.graphs import Layers, Map, Site, Slice, listed, width_name
 from dissensus.randomness import derive, seeded
@@ -117,9 +118,7 @@ class Masksembles(SharedMembers):
         if grow:
             sites = _growing(sites, places, layers)
         if axis is not None:
-            sites = [
-                site if axis == site.axis else replace(site.fixed("its axis was given"), axis=axis) for site in sites
-            ]
+            sites = [s if axis == s.axis else replace(s.fixed("its axis was given"), axis=axis) for s in sites]
         sites = [_put_mask(net, site, num_members, scale, seed, grow, places) for site in sites]
         super().__init__(net, num_members, seed, batches, output)
         self.scale, self.execution = scale, execution
@@ -128,7 +127,13 @@ class Masksembles(SharedMembers):
         # The first inputs that are evaluated, until trimming has been checked on them.
         self._few: Tensor | None = None
         self._trimming_checked = False
-        self._apart_pays = self._saves_arithmetic()
+        self._apart_pays = execution == "apart" or self._saves_arithmetic()
+
+    def _saves_arithmetic(self) -> bool:
+        """Whether members on their own are so much smaller that running one after the other pays."""
+        smaller = [layer for layer in self.masked_layers if layer.form != "masked" and layer.ones < layer.width]
+        convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in self.net.modules())
+        return any(layer.width >= WIDE or convolves for layer in smaller)
 
     @property
     def masked_layers(self) -> list[MaskedLayer]:
@@ -144,19 +149,23 @@ class Masksembles(SharedMembers):
 
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
-        evaluates = not any(module.training for module in self.modules())
-        if evaluates and self._few is None and not self._trimming_checked and _has_values(x):
+        if any(module.training for module in self.modules()):
+            return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        if self._few is None and not self._trimming_checked and _has_values(x):
             self._few = (x[0] if own else x)[:2].detach().clone()
         # A GPU is faster with all channels of one large batch than with the uneven numbers that members keep.
-        if evaluates and (self.execution == "apart" or (self.execution == "auto" and x.device.type != "cuda")):
-            self._check_trimming()
-            if self._apart_pays or self.execution == "apart":
-                return self._run_apart(tensors, x, own, rows)
-        return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        if {"tiled": True, "apart": False, "auto": x.device.type == "cuda"}[self.execution]:
+            return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        self._check_trimming()
+        run = self._run_apart if self._apart_pays else super().run
+        return run(tensors, x, own=own, rows=rows, keys=keys)
 
-    def _run_apart(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None) -> Tensor:
+    def _run_apart(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         trimmer, x, whole = self._trimmer[0], fastest_layout(x), under("net.", tensors)
-        net, kept = trimmer.net.eval(), trimmer.kept(whole, self.all_members(x.device) if rows is None else rows)
+        net, kept = (
+            trimmer.net.eval(),
+            trimmer.kept(whole, torch.arange(self.num_members, device=x.device) if rows is None else rows),
+        )
         members = [trimmer.tensors(whole, channels) for channels in kept]
         outputs = [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
         return cast("Tensor", join(outputs))
@@ -166,35 +175,23 @@ class Masksembles(SharedMembers):
         if self._few is None:
             return
         few, self._few, self._trimming_checked = self._few, None, True
-        if self._right_when_trimmed(few):
-            return
-        reason = "with fewer channels the network answers otherwise: it reads widths or weights itself"
-        log.warning("members keep their masks: %s", reason)
-        sites = [site.fixed(reason) for site in self._trimmer[0].sites.values()]
-        self._trimmer, self._apart_pays = [Trimmer(self.net, sites)], False
-
-    def _right_when_trimmed(self, few: Any) -> bool:
-        tensors = {name: t.detach() for name, t in tensors_of(self).items()}
-        device = self.member_keys.device
+        device, tensors = self.member_keys.device, {name: t.detach() for name, t in tensors_of(self).items()}
         # In full precision: two ways to the same answer differ by more in half of it.
         plain = torch.autocast(device.type, enabled=False)
         with torch.no_grad(), plain, evaluation_mode(self), self.returning_all(False):
             few = few.to(device)
             wanted = super().run(tensors, few, own=False, rows=None, keys=lambda: self.member_keys)
-            try:
-                found = self._run_apart(tensors, few, own=False, rows=None)
-            except RuntimeError:  # shapes that no longer fit
-                return False
+            found = None
+            with suppress(RuntimeError):  # of shapes that no longer fit
+                found = self._run_apart(tensors, few, own=False, rows=None, keys=lambda: self.member_keys)
         share = max(1e-2, 32 * torch.finfo(wanted.dtype).eps)
         room = share * float(wanted.abs().max()) + 1e-6
-        return torch.allclose(wanted, found, rtol=share, atol=room, equal_nan=True)
-
-    def _saves_arithmetic(self) -> bool:
-        """Whether members on their own are so much smaller that running one after the other pays."""
-        smaller = [layer for layer in self.masked_layers if layer.form != "masked" and layer.ones < layer.width]
-        wide = any(layer.width >= WIDE for layer in smaller)
-        convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in self.net.modules())
-        return wide or (convolves and bool(smaller))
+        if found is not None and torch.allclose(wanted, found, rtol=share, atol=room, equal_nan=True):
+            return
+        reason = "with fewer channels the network answers otherwise: it reads widths or weights itself"
+        log.warning("members keep their masks: %s", reason)
+        sites = [site.fixed(reason) for site in self._trimmer[0].sites.values()]
+        self._trimmer, self._apart_pays = [Trimmer(self.net, sites)], self.execution == "apart"
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module that has only the channels it keeps.
@@ -226,13 +223,17 @@ def _apart_from_each_other(sites: list[Site]) -> list[Site]:
 
 def _growing(sites: list[Site], places: Map, layers: Layers) -> list[Site]:
     """Return the places that are widened: those that can be, or all that were asked for."""
-    can = [site for site in sites if site.why_fixed is None]
+    can = _that_can_grow(sites)
     if can and (layers == "auto" or len(can) == len(sites)):
         return can
     bad = next((site for site in sites if site.why_fixed is not None and layers != "auto"), None)
     why = "There is no layer that can be widened" if bad is None else f"{bad} cannot be widened: {bad.why_fixed}"
-    candidates = listed([str(site) for site in places.candidates if site.why_fixed is None])
+    candidates = listed([str(site) for site in _that_can_grow(places.candidates)])
     raise ValueError(f"{why}. Leave it out, or use grow=False. Candidates: {candidates}.")
+
+
+def _that_can_grow(sites: list[Site]) -> list[Site]:
+    return [site for site in sites if site.why_fixed is None]
 
 
 def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: int, grown: bool, places: Map) -> Site:
@@ -255,10 +256,7 @@ def _put_mask(net: nn.Module, site: Site, num_members: int, scale: float, seed: 
 
 
 class ChannelMask(PerRow):
-    """All members' masks of one layer: each row of a batch keeps the channels of its member.
-
-    `values` are True where a member keeps the channel, `(members, channels)`; `kept` are these channels, `(members, ones)`.
-    """
+    """All members' masks of one layer, `(members, channels)`: each row of a batch keeps the channels of its member, `kept`."""
 
     values: Tensor
     kept: Tensor
@@ -320,6 +318,13 @@ def _act(layer: Any, inputs: object, output: object) -> Tensor:
     return masked
 
 
+def _form_of(site: Site) -> tuple[Form, list[Slice]]:
+    """Say what becomes of a place in one member, and along which slices it is smaller."""
+    before, after = site.before.why_fixed is None, site.after.why_fixed is None and site.keeps_zero
+    form: Form = "trimmed" if before and after else "expanded" if before else "selected" if after else "masked"
+    return form, site.before.slices * before + site.after.slices * after
+
+
 def _entries(kept: Tensor, block: int) -> Tensor:
     """Return where channels of so many entries each lie."""
     return kept if block == 1 else (kept[:, None] * block + torch.arange(block, device=kept.device)).flatten()
@@ -334,18 +339,17 @@ class Trimmer:
         # The parts of a tensor that belong to a member: along each slice, the channels of one place.
         self.cuts: dict[str, list[tuple[Slice, str]]] = {}
         # One member without values: tensors that are in the memo already are not copied but taken from there.
-        one = copy.deepcopy(net, {id(t): _as_held(t.detach().to("meta"), t) for t in tensors_of(net).values()})
+        one = copy.deepcopy(net, {id(t): as_held(t.detach().to("meta"), t) for t in tensors_of(net).values()})
         for site in sites:
             layer = one.get_submodule(site.name)
             mask = layer.get_submodule(_MASK)
             assert isinstance(mask, ChannelMask)
             ones = mask.kept.shape[1]
             detach(layer)
-            before, after = site.before.why_fixed is None, site.after.why_fixed is None and site.keeps_zero
-            form: Form = "trimmed" if before and after else "expanded" if before else "selected" if after else "masked"
+            form, pieces = _form_of(site)
             if form != "trimmed":
                 attach(layer, _MemberMask(form, mask.kept[0], site.width, site.axis))
-            for piece in site.before.slices * before + site.after.slices * after:
+            for piece in pieces:
                 resize(one, piece, methodcaller("narrow", piece.axis, 0, ones * piece.block))
                 self.cuts.setdefault(piece.tensor, []).append((piece, site.name))
             why = None if site.keeps_zero else "what follows makes something else of a channel of zeros"
@@ -378,18 +382,13 @@ class Trimmer:
         return net
 
 
-def _as_held(values: Tensor, tensor: Tensor) -> Tensor:
-    """Return values as a parameter where the tensor in whose place they come is one."""
-    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
-
-
 def resize(net: nn.Module, piece: Slice, change: Callable[[Tensor], Tensor]) -> None:
     """Change the tensor of a slice, and have its layer say the new size."""
     layer, _, name = piece.tensor.rpartition(".")
     module = net.get_submodule(layer)
     tensor = getattr(module, name)
     new = change(tensor.detach())
-    setattr(module, name, _as_held(new, tensor))
+    setattr(module, name, as_held(new, tensor))
     says = width_name(module)[0] or "num_parameters"
     setattr(module, says.replace("out_", "in_") if piece.axis else says, new.shape[piece.axis])
 

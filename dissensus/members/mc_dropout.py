@@ -89,7 +89,7 @@ class MCDropout(SharedMembers):
         """Run members on the given tensors; see `Members.run`."""
         if not self.training:
             chosen = self.member_keys if rows is None else self.member_keys.index_select(0, rows)
-            set_keys(self.net, sample_keys(chosen, x, self.masks, own))
+            set_keys(self.net, chosen, x, self.masks, own)
         return super().run(tensors, x, own=own, rows=rows, keys=keys)
 
     def member(self, index: int) -> nn.Module:
@@ -125,26 +125,18 @@ class DropoutMember(nn.Module):
 
     def forward(self, *x: Any, **named: Any) -> Any:
         """Run the network with this member's values dropped."""
-        inputs = inputs_of(x, named)
-        for layer in _layers(self.net):
-            layer.calls = 0
-        set_keys(self.net, sample_keys(self.key[None], inputs, self.masks, own=False))
+        set_keys(self.net, self.key[None], inputs_of(x, named), self.masks)
         with layers_as_written():
             return self.net(*x, **named)
 
 
-def sample_keys(members: Tensor, x: Any, masks: Masks, own: bool) -> Tensor:
-    """Return a key a member, or a key a row (member after member) that depends on the row's input."""
-    if masks == "member":
-        return members
-    inputs = _input_keys(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if own else _input_keys(x)
-    return fold(members[:, None], inputs).flatten()
-
-
-def set_keys(net: nn.Module, keys: Tensor) -> None:
-    """Give every dropout layer keys of its own."""
+def set_keys(net: nn.Module, members: Tensor, x: Any, masks: Masks, own: bool = False) -> None:
+    """Give dropout layers keys of their own: one a member, or one a row (member after member) that depends on the row's input."""
+    if masks == "input":
+        inputs = _input_keys(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if own else _input_keys(x)
+        members = fold(members[:, None], inputs).flatten()
     for index, layer in enumerate(_layers(net)):
-        layer.sample_keys = fold(keys, index)
+        layer.sample_keys, layer.calls = fold(members, index), 0
 
 
 def _layers(net: nn.Module) -> Iterator[SampledDropout]:
@@ -165,28 +157,34 @@ def _input_keys(x: Batch) -> Tensor:
 def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
     """Return the network with dropout layers of this rate."""
     layers = [module for module in net.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
-    if p is None and not any(layer.p > 0 for layer in layers):
+    if p is None:
+        _check_draws_differ(layers)
+        return net
+    if not 0.0 < p < 1.0:
+        raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
+    for layer in layers:
+        layer.p = p
+    for linear in [] if layers else _last_linear_layers(net):
+        linear.add_module("dropout", nn.Dropout(p).train(linear.training))
+        linear.register_forward_pre_hook(_drop_inputs)
+    return net
+
+
+def _check_draws_differ(layers: list[nn.modules.dropout._DropoutNd]) -> None:
+    if not any(layer.p > 0 for layer in layers):
         had = "All dropout layers of the network have p = 0" if layers else "The network has no dropout layer"
         raise ValueError(
             f"{had}, so all draws would be alike. Put nn.Dropout layers into it, or give `p` here, a rate for all of them, "
             "put before its last linear layers if there are none. (What nn.LSTM and the like drop inside themselves cannot be "
             "drawn by member.)"
         )
-    if p is not None and not 0.0 < p < 1.0:
-        raise ValueError(f"`p` must be above 0 and below 1; got {p}.")
-    for layer in layers:
-        layer.p = layer.p if p is None else p
-    for linear in [] if layers else _last_linear_layers(net):
-        linear.add_module("dropout", nn.Dropout(p or 0.0).train(linear.training))
-        linear.register_forward_pre_hook(_drop_inputs)
-    return net
 
 
 def _last_linear_layers(net: nn.Module) -> list[nn.Module]:
     """Return the linear layers that no convolution follows, except the network's first layer."""
     weighted = [m for m in net.modules() if isinstance(m, (_ConvNd, nn.Embedding)) or type(m) is nn.Linear]
     convolutions = [place for place, module in enumerate(weighted) if isinstance(module, _ConvNd)]
-    found = [module for module in weighted[max(1, *convolutions, 0) :] if type(module) is nn.Linear]
+    found: list[nn.Module] = [module for module in weighted[max(1, *convolutions, 0) :] if type(module) is nn.Linear]
     if not found:
         raise ValueError("There is no linear layer behind another one to put dropout before. Put nn.Dropout layers in.")
     return found

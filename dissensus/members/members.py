@@ -29,10 +29,7 @@ _whole_outputs = ContextVar("whole outputs", default=False)
 
 @contextmanager
 def evaluation_mode(members: Module) -> Iterator[None]:
-    """Run a block in evaluation mode and without gradients; set every module back as it was.
-
-    One thread at a time: a pass binds weights and modes to the modules, which another thread would see.
-    """
+    """Run a block in evaluation mode, without gradients, one thread at a time (others would see its modes); set all back."""
     with _making_locks:
         lock = _locks.setdefault(members, RLock())
     with lock, evaluating(members), torch.no_grad():
@@ -102,11 +99,9 @@ class Members(nn.Module, ABC):
 
     def __init__(self, num_members: int, seed: int, num_trained: int | None = None) -> None:
         super().__init__()
-        num_members, seed = whole_number("num_members", num_members, 1), whole_number("seed", seed)
-        self.num_members = num_members
-        self.seed = seed
-        self.member_ids: tuple[int, ...] = tuple(range(num_trained or num_members))
-        self.register_buffer("member_keys", keys_of(seed, self.member_ids), persistent=False)
+        self.num_members, self.seed = whole_number("num_members", num_members, 1), whole_number("seed", seed)
+        self.member_ids: tuple[int, ...] = tuple(range(num_trained or self.num_members))
+        self.register_buffer("member_keys", keys_of(self.seed, self.member_ids), persistent=False)
         self._passes = 0
         # What was found out with the first batch of a kind and holds for all that follow, as JSON could keep it.
         self.decisions: dict[str, dict[str, Any]] = {}
@@ -130,8 +125,7 @@ class Members(nn.Module, ABC):
         """Run the cheaper pass of training, for kinds with `one_pass`; arguments as those of `run`.
 
         Returns:
-            `(1, batch, ...)` where members share their parameters (each example meets one member), else
-            `(trained, batch, ...)`.
+            `(1, batch, ...)` where members share their parameters (each example meets one), else `(trained, batch, ...)`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no such pass.")
 
@@ -331,9 +325,8 @@ class Members(nn.Module, ABC):
 
     def __repr__(self) -> str:
         """Return kind, number of members, parameters and device; a member, or `ens.net`, shows the layers."""
-        tensors = [*self.parameters(), *self.buffers()]
         count = sum(parameter.numel() for parameter in self.parameters())
-        return f"{type(self).__name__}({self.num_members} members, {count:,} parameters, {tensors[0].device})"
+        return f"{type(self).__name__}({self.num_members} members, {count:,} parameters, {self.member_keys.device})"
 
     def check_index(self, index: int, error: type[Exception] = ValueError) -> int:
         """Return a member's index as a non-negative number, or say that there is no such member."""
@@ -374,10 +367,7 @@ class View:
         whole: "Callable[[], View] | None" = None,
         gathered: Tensor | None = None,
     ) -> None:
-        """Make a view; `together` asks for every member's outputs where training could do with fewer.
-
-        Of a view of `whole`, `gathered` says which of its rows are put back there after each pass of training.
-        """
+        """Make a view; `together` asks for every member's outputs, `gathered` rows are put back in `whole` after training passes."""
         self.members, self.parameters, self.buffers = members, parameters, buffers
         self.rows, self.together, self._whole, self._gathered = rows, together, whole, gathered
         # Gives the noise keys of the members that run, `(members,)`, made when first needed.

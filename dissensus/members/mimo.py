@@ -74,7 +74,7 @@ class MIMO(SharedMembers):
         if self.training or not own:
             return outputs if rows is None else outputs[rows]
         # A member on inputs of its own sees them in all its places.
-        members = self.all_members(x.device) if rows is None else rows
+        members = torch.arange(self.num_members, device=x.device) if rows is None else rows
         return outputs.unflatten(1, x.shape[:2])[members, torch.arange(len(members), device=x.device)]
 
     def _run_mixed(self, tensors: Tensors, x: Tensor, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:

@@ -69,7 +69,7 @@ class PackedEnsemble(SharedMembers):
         output: Output = None,
     ) -> None:
         if not alpha > 0 or gamma < 1 or gamma != int(gamma):
-            raise ValueError(f"`alpha` must be positive and `gamma` at least 1; got {alpha} and {gamma}.")
+            raise ValueError(f"`alpha` must be positive, `gamma` a whole number from 1 on; got {alpha} and {gamma}.")
         wide = made(make_net, num_members, seed)
         thin = _Thinned(wide, alpha / num_members, gamma).make
         nets = []
@@ -115,10 +115,7 @@ class _Packed(OwnLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run every member's layer on its own rows."""
-        plain, chosen = self.plain[0].train(self.training), self.chosen
-        own = {name: t.unflatten(0, (self.count, -1)) for name, t in tensors_of(self).items() if t.ndim}
-        if chosen is not None:
-            own = {name: t.index_select(0, chosen) for name, t in own.items()}
+        plain, own, chosen = self.plain[0].train(self.training), self._own(), self.chosen
         common = {name: t for name, t in self.named_buffers() if not t.ndim}
         by_member = x.unflatten(0, (self.count if chosen is None else len(chosen), -1))
         with RulesOfVmap() if torch.is_autocast_enabled(x.device.type) else nullcontext():
@@ -128,6 +125,11 @@ class _Packed(OwnLayer):
                 if buffer.ndim:
                     buffer.unflatten(0, (self.count, -1)).index_copy_(0, chosen, own[name])
         return found.flatten(0, 1)
+
+    def _own(self) -> dict[str, Tensor]:
+        """Return tensors by member, `(members, ...)`, of those whose rows are there."""
+        every = {name: t.unflatten(0, (self.count, -1)) for name, t in tensors_of(self).items() if t.ndim}
+        return every if self.chosen is None else {name: t.index_select(0, self.chosen) for name, t in every.items()}
 
     def alone(self, index: int) -> nn.Module:
         """Return one member's layer as a plain one."""
@@ -168,16 +170,13 @@ def _pack(nets: list[nn.Module]) -> nn.Module:
 
 
 class _Thinned:
-    """A network whose hidden widths are multiplied by a factor: `make` makes it, with new weights.
-
-    Widths are followed through the graph: `widths` has, for each operation, the width before and after of the layer whose
-    channels it gives; None where they are those of the input or the output, which stay.
-    """
+    """A network whose hidden widths, followed through its graph, are multiplied by a factor."""
 
     def __init__(self, net: nn.Module, factor: float, gamma: int) -> None:
         self.net, self.part, self.factor, self.gamma = net, whole_graph(net), factor, gamma
         self.last, _ = nearest_layers(self.part, "output")
         self.layers: dict[str, Callable[[], nn.Module]] = {}
+        # Of the channels that an operation gives, the old and new width; None where they are the input's or the output's, which stay.
         self.widths: dict[fx.Node, tuple[int, int] | None] = {}
         for node in self.part.graph.nodes:
             self.widths[node] = self._follow(node)
@@ -214,8 +213,7 @@ class _Thinned:
             return sum(old for old, _ in pairs), sum(new for _, new in pairs)
         if len(set(found)) > 1:
             raise ValueError(
-                f"The network's {node.name!r} puts together tensors of widths that are thinned differently, such as the input and "
-                "hidden features. Pack another network, or make a DeepEnsemble of thinner ones."
+                f"{node.name!r} joins widths that are thinned differently, as of inputs and hidden features."
             )
         return found[0] if found else None
 
@@ -249,10 +247,7 @@ class _Thinned:
         """Return how many inputs a thinned layer has."""
         old, new = given or (1, 1)
         if inputs % old:
-            raise ValueError(
-                f"The layer {name!r} takes {inputs} features, not a multiple of the {old} that are made before it. Pack "
-                "another network, or make a DeepEnsemble of thinner ones."
-            )
+            raise ValueError(f"{name!r} takes {inputs} features, no multiple of the {old} before. Pack another one.")
         return inputs // old * new
 
 

@@ -23,11 +23,9 @@ BatchUse = Literal["split", "whole"]
 
 
 class PerRow(nn.Module):
-    """A layer that treats rows of a batch by the member they belong to, `rows`, which the ensemble sets before each pass.
+    """A layer that treats rows of a batch by the member they belong to."""
 
-    They stay after the pass: activation checkpointing runs layers again.
-    """
-
+    # Set by the ensemble before each pass; they stay after it, as activation checkpointing runs layers again.
     rows: Tensor | None = None
 
     def take(self, values: Tensor, x: Tensor, axis: int) -> Tensor:
@@ -63,8 +61,7 @@ class OwnLayer(nn.Module, ABC):
 class SharedMembers(Members):
     """One network whose layers know which member a row belongs to; members run as rows of one batch.
 
-    `net` becomes the ensemble's own. Where the objective does not compare members, `batches` says what one sees of a training
-    batch: its share (`"split"`), or all of it (`"whole"`). What other arguments mean is said by the kinds.
+    Where the objective does not compare members, `batches` says what one sees of a training batch: a share (`"split"`) or the `"whole"`.
     """
 
     loss_over_members: ClassVar[Literal["sum", "mean"]] = "mean"
@@ -86,7 +83,7 @@ class SharedMembers(Members):
 
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members as rows of one batch, member after member; see `Members.run`."""
-        members = self.all_members(x.device) if rows is None else rows
+        members = torch.arange(self.num_members, device=x.device) if rows is None else rows
         count, batch = len(members), x.shape[1] if own else x.shape[0]
         every = x.flatten(0, 1) if own else repeat_rows(x, count)
         owners = members[:, None].expand(count, batch).reshape(-1)
@@ -95,7 +92,7 @@ class SharedMembers(Members):
     def run_one_pass(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Give each member its share of the batch: row i of B meets member `i * M // B`, turned by a random number."""
         x = x[0] if own else x
-        members = self.all_members(x.device) if rows is None else rows
+        members = torch.arange(self.num_members, device=x.device) if rows is None else rows
         # Turned anew in every step, so that batches smaller than the ensemble reach all members.
         place = torch.arange(len(x), device=x.device) * len(members) // len(x)
         turn = keys()[0].remainder(len(members))
@@ -121,10 +118,6 @@ class SharedMembers(Members):
             outputs = call(self.net, own, fastest_layout(x), self.picks)
         rewind_dropout(self.net)
         return outputs
-
-    def all_members(self, device: torch.device) -> Tensor:
-        """Return the numbers of all members."""
-        return torch.arange(self.num_members, device=device)
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module: a copy of the network with that member's layers."""

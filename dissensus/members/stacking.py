@@ -6,6 +6,7 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -61,7 +62,7 @@ def _check_net(index: int, net: object) -> None:
     if not isinstance(net, nn.Module):
         raise ValueError(f"Each member must be an nn.Module; member {index} is a {type(net).__name__}.")
     tensors = tensors_of(net)
-    if {type(part).__name__ for part in (*tensors.values(), *net.modules())} & {"DTensor", "FullyShardedDataParallel"}:
+    if {type(p).__name__ for p in (*tensors.values(), *net.modules())} & {"DTensor", "FullyShardedDataParallel"}:
         raise ValueError(
             f"Member {index} is sharded over processes (FSDP), and an ensemble keeps whole members. Spread members with `mesh`; "
             "train those that exceed a device one by one, and gather each before DeepEnsemble.from_members."
@@ -181,13 +182,14 @@ def stack(nets: Sequence[nn.Module]) -> nn.Module:
     return skeleton
 
 
+def as_held(values: Tensor, tensor: Tensor) -> Tensor:
+    """Return values as a parameter where the tensor in whose place they come is one."""
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
+
+
 def replace_tensors(net: nn.Module, make: Callable[[str, Tensor], Tensor]) -> None:
     """Give a network other tensors, in place; what is tied stays tied."""
-    old = tensors_of(net)
-    made = {id(tensor): make(name, tensor) for name, tensor in old.items()}
-    for tensor in old.values():
-        if isinstance(tensor, nn.Parameter):
-            made[id(tensor)] = nn.Parameter(made[id(tensor)], tensor.requires_grad)
+    made = {id(tensor): as_held(make(name, tensor), tensor) for name, tensor in tensors_of(net).items()}
     for module in net.modules():
         for name, held in [*module._parameters.items(), *module._buffers.items()]:
             if held is not None:
@@ -233,23 +235,6 @@ class Shell:
                 noted += [(module, name, owner[id(t)]) for name, t in store.items() if t is not None]
         self.release()
 
-    def lend(self, row: Tensors) -> None:
-        """Bind the tensors of one member; gradients flow to where the row came from."""
-        for module, name, source in self._parameters:
-            value = row[source]
-            # Through setattr: recurrent layers keep a second list of their weights up to date there. A Parameter would be
-            # registered by it, so it is lent as a view.
-            setattr(module, name, value.view_as(value) if isinstance(value, nn.Parameter) else value)
-        for module, name, source in self._buffers:
-            module._buffers[name] = row[source]
-
-    def collect(self, row: Tensors) -> None:
-        """Copy buffers that the pass replaced, rather than changed in place, back into the row."""
-        for module, name, source in self._buffers:
-            now = module._buffers[name]
-            if now is not None and now is not row[source]:
-                row[source].copy_(now.detach())
-
     def release(self) -> None:
         """Let go of all tensors, so that the shell can be copied and keeps nothing alive."""
         for module, name, _ in self._parameters:
@@ -261,9 +246,18 @@ class Shell:
     def run(self, row: dict[str, Tensor], x: Any, keys: Callable[[], Tensor], output: Output | WholeOutput) -> Any:
         """Return what the member says of a batch with these tensors, and with dropout by this key."""
         row.update(dropout_keys(self.net, keys))
-        self.lend(row)
+        for module, name, source in self._parameters:
+            value = row[source]
+            # Through setattr: recurrent layers keep a second list of their weights up to date there. A Parameter would be
+            # registered by it, so it is lent as a view.
+            setattr(module, name, value.view_as(value) if isinstance(value, nn.Parameter) else value)
+        for module, name, source in self._buffers:
+            module._buffers[name] = row[source]
         said = pick(call(self.net, x), output)
-        self.collect(row)
+        for module, name, source in self._buffers:
+            now = module._buffers[name]
+            if now is not None and now is not row[source]:  # replaced, rather than changed in place
+                row[source].copy_(now.detach())
         rewind_dropout(self.net)
         return said
 
@@ -324,12 +318,8 @@ def why_not_vectorised(
         line = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
         return f"vmap cannot run it ({line[:120]})"
     with torch.autocast(device, enabled=False):
-        return _difference(got, _attempt(loop, weights(), buffers, x, trainable))
-
-
-def _difference(got: "_Attempt", wanted: "_Attempt") -> str | None:
-    """Say how the vectorised attempt differs from the loop's by more than rounding; None if it does not."""
-    compared = (*(tensor for part in wanted.values() for tensor in part), *got[_OUTPUTS])
+        wanted = _attempt(loop, weights(), buffers, x, trainable)
+    compared = [*chain(*wanted.values()), *got[_OUTPUTS]]
     # By the rounding of the coarsest of them.
     coarse = (_TOLERANCES.get(tensor.dtype, _TOLERANCE_OF_HALF) for tensor in compared if tensor.is_floating_point())
     tolerance = max(coarse, default=0.0)

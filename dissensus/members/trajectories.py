@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import vector_to_parameters
 
 from dissensus._signatures import checked
@@ -22,11 +23,7 @@ from dissensus.randomness import Noise, seeded
 
 
 class Trajectory(SharedMembers):
-    """One network that trains, and members that are made of the weights it passes through.
-
-    `net` trains as any network does. `kept` has the members, in buffers; until there are any they are copies of the network.
-    Training gives one network's outputs, evaluation those of all members.
-    """
+    """One network that trains, `net`, and members made of the weights it passes through, in the buffers of `kept`."""
 
     comparable: ClassVar[bool] = False
 
@@ -47,12 +44,6 @@ class Trajectory(SharedMembers):
         if rows is not None:
             kept = self.kept.rows_of(kept, rows)
         return self.kept.run(kept, x, own=own, rows=rows, keys=keys)
-
-    def run_one_pass(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
-        """Run the network that trains: `(1, batch, ...)`."""
-        x = x[0] if own else x
-        owners = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        return self.run_rows(tensors, x, owners, keys).unsqueeze(0)
 
     @property
     def shared_buffers(self) -> frozenset[str]:  # type: ignore[override]
@@ -117,9 +108,6 @@ def _in_buffers(ensemble: DeepEnsemble) -> DeepEnsemble:
             del module._parameters[name]
             module.register_buffer(name, None if parameter is None else parameter.detach())
     return ensemble
-
-
-_BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 @checked

@@ -1,7 +1,7 @@
 """A trained network cut in two at a named layer: what is frozen, and what every head is made of."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 
 from dissensus._signatures import checked, whole_number
 from dissensus.nets.dropout import put_layer
+from dissensus.nets.first_layer import first_line
 from dissensus.nets.graphs import like
 from dissensus.randomness import evaluating
 
@@ -136,9 +137,8 @@ def _trace(model: nn.Module, inside: str) -> fx.Graph:
         with evaluating(model):
             graph = _Tracer(inside).trace(_OneInput(model))
     except Exception as problem:  # whatever a user's forward does with a value that is not there yet
-        line = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise ValueError(
-            f"`forward` of {type(model).__name__} cannot be traced: {line} Write backbone and head as modules of your own."
+            f"`forward` of {type(model).__name__} cannot be traced: {first_line(problem)}. Write backbone and head as modules of your own."
         ) from problem
     for node in graph.nodes:
         if node.op in ("call_module", "get_attr"):
@@ -180,31 +180,27 @@ def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:
             "Cut before the layer that all of them come from."
         )
     (border,) = crossing
-    return _front(graph, border), _back(behind, border)
-
-
-def _front(graph: fx.Graph, border: fx.Node) -> fx.Graph:
-    part, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    part.graph_copy(graph, copies)
-    part.output(copies[border])
-    for node in reversed(part.nodes):
-        if not node.users and node.op not in ("placeholder", "output"):
-            part.erase_node(node)
-    return part
-
-
-def _back(behind: Iterable[fx.Node], border: fx.Node) -> fx.Graph:
-    part, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    copies[border] = part.placeholder("x")
+    front, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    front.graph_copy(graph, copies)
+    front.output(copies[border])
+    _erase_unused(front)
+    back = fx.Graph()
+    moved = {border: back.placeholder("x")}
 
     def copied(node: fx.Node) -> fx.Node:
-        if node not in copies:
-            copies[node] = part.node_copy(node, copied)
-        return copies[node]
+        if node not in moved:
+            moved[node] = back.node_copy(node, copied)
+        return moved[node]
 
     for node in behind:
         copied(node)
-    return part
+    return front, back
+
+
+def _erase_unused(graph: fx.Graph) -> None:
+    for node in reversed(graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):
+            graph.erase_node(node)
 
 
 def _renew(head: nn.Module, reset: Reset | None) -> int:
@@ -219,12 +215,11 @@ def _renew(head: nn.Module, reset: Reset | None) -> int:
 
 
 def _replace_last_linear(head: nn.Module, outputs: int) -> None:
-    linear = [name for name, layer in head.named_modules() if isinstance(layer, nn.Linear)]
+    linear = [layer for layer in head.named_modules() if isinstance(layer[1], nn.Linear)]
     if not linear:
         raise ValueError("`outputs` replaces the last linear layer, and the heads have none.")
-    old = head.get_submodule(linear[-1])
-    assert isinstance(old, nn.Linear)
-    put_layer(head, linear[-1], like(old, outputs))
+    name, old = linear[-1]
+    put_layer(head, name, like(old, outputs))
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Dropout whose mask is a function of a key, so that member j's noise depends on (seed, j, step) alone."""
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,7 @@ _SELU_SATURATION = -1.7580993408473766
 
 
 class KeyedDropout(nn.Module):
-    """Stands in for one dropout layer of torch; `key` is set by the ensemble before each pass.
-
-    The state dict does not know it: the key is not persistent, and `plain_dropout` gives the layer back.
-    """
+    """Stands in for one dropout layer of torch; `key`, which no state dict has, is set by the ensemble before each pass."""
 
     key: Tensor
 
@@ -77,14 +75,10 @@ def replace_layers(net: nn.Module, substitute: Callable[[nn.Module], nn.Module |
     """Put what `substitute` returns in place of layers for which it is not None, wherever they are used; return the net."""
     if (whole := substitute(net)) is not None:
         return whole
-    done: dict[int, nn.Module | None] = {}
+    once = cache(substitute)
     for parent in list(net.modules()):
         for name, child in parent._modules.items():
-            if child is None:
-                continue
-            if id(child) not in done:
-                done[id(child)] = substitute(child)
-            if (new := done[id(child)]) is not None:
+            if child is not None and (new := once(child)) is not None:
                 parent._modules[name] = new
     return net
 
@@ -93,8 +87,7 @@ def put_layer(net: nn.Module, name: str, layer: nn.Module) -> nn.Module:
     """Return the network with a layer in the place of this name, which is changed in place; of no name, the layer itself."""
     if not name:
         return layer
-    parent, _, last = name.rpartition(".")
-    setattr(net.get_submodule(parent), last, layer)
+    net.set_submodule(name, layer)
     return net
 
 

@@ -4,6 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -110,12 +111,9 @@ def double_first_layers(
 ) -> int:
     """Have the first layer of each network take `[a, b]`, two inputs joined along one of their axes; change it in place.
 
-    It is found by running the network, unless it is named. `initialise="sum"` lets both inputs meet the layer's weights, so that the
-    network on `[a, b]` is the network as it was on `a + b`; with `"fresh"` the second meets them, the first new normal ones of the same
-    standard deviation, by a network's seed. Of the inputs, `like`, only shape, dtype and device count.
-
-    Returns:
-        The axis, counted from the end: the first one of an input on which it can be done for all networks, or the last, or any.
+    With `initialise="sum"` the network on `[a, b]` is the network as it was on `a + b`; with `"fresh"` the first input meets new normal
+    weights of the same standard deviation, by a network's seed. Of the inputs, `like`, only shape, dtype and device count. The
+    axis, counted from the end, is returned: the first one of an input on which it can be done for all networks, or the last, or any.
     """
     with seeded(0):
         first, second = (torch.randn_like(like[:1].expand(4, *like.shape[1:])) for _ in range(2))
@@ -152,7 +150,7 @@ def _check_runs(net: nn.Module, x: Tensor) -> None:
     except Exception as problem:  # whatever a network does with inputs that do not suit it
         raise ValueError(
             f"`references` must be inputs of the network, and it cannot run on ({', '.join(map(str, x.shape[1:]))}) of "
-            f"{x.dtype}: {_first_line(problem)}"
+            f"{x.dtype}: {first_line(problem)}"
         ) from problem
 
 
@@ -214,21 +212,18 @@ def _common_axis(
 
 
 def _places(net: nn.Module, name: str, pair: tuple[Tensor, Tensor], axis: int) -> Places:
-    """Return which columns of a layer's weight are to meet each of two inputs, joined along an axis, or say why there are none.
-
-    Networks may rearrange their inputs before the layer: flattened, cut into patches, channels moved to the end. So the layer's
-    columns are told by the values that reach them, which are random and therefore differ.
-    """
+    """Return which columns of a layer's weight are to meet each of two inputs, joined along an axis, or say why there are none."""
+    # Networks may flatten inputs or cut them into patches before: columns are told by the random values that reach them.
     layer = net.get_submodule(name)
     assert isinstance(layer, LAYERS)
     try:
-        taken = [_taken(net, x, until=name).get(name) for x in (*pair, torch.cat(pair, dim=axis))]
-        first, second, both = (None if t is None else t.movedim(1 - layer.weight.ndim, -1) for t in taken)
+        runs = (_taken(net, x, until=name) for x in (*pair, torch.cat(pair, dim=axis)))
+        columns = [taken[name].movedim(1 - layer.weight.ndim, -1) for taken in takewhile(lambda t: name in t, runs)]
     except Exception as problem:  # whatever a network does with inputs that do not suit it
-        why = f"what the network does before that layer does not go with them: {_first_line(problem)}"
+        why = f"what the network does before that layer does not go with them: {first_line(problem)}"
         advice = "Move it (normalisation, checks of shape) out of the network."
         raise _cannot(name, layer, f"{why}. {advice}{_others(net, pair[0], name)}") from problem
-    found = None if first is None or second is None or both is None else _found(first, second, both)
+    found = _found(*columns) if len(columns) == 3 else None
     if found is None:
         why = "they do not reach it as they are: the network makes something else of them before. Move that out of the network."
         raise _cannot(name, layer, why + _others(net, pair[0], name))
@@ -287,7 +282,7 @@ def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, 
     try:
         after = _outputs(net, layer, pair)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
-        why = f"the network does not run on them: {_first_line(problem)}"
+        why = f"the network does not run on them: {first_line(problem)}"
         raise _cannot(name, layer, f"{why}. Move what else is done with its inputs out of the network.") from problem
     if not all(_close(new, old) for new, old in zip(after, before, strict=True)):
         why = "the network's inputs go elsewhere too, or are changed before it"
@@ -300,7 +295,8 @@ def _close(after: Tensor, before: Tensor) -> bool:
     return after.shape == before.shape and torch.allclose(after, before, rtol=1e-2, atol=1e-2 * scale, equal_nan=True)
 
 
-def _first_line(problem: Exception) -> str:
+def first_line(problem: Exception) -> str:
+    """Return what a problem says, in one line."""
     if isinstance(problem, KeyError):  # its text is the key alone
         return repr(problem)
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")

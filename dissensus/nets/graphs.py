@@ -76,27 +76,30 @@ def trace(net: nn.Module, prefix: str = "") -> list[Traced]:
 
 def function_name(node: fx.Node) -> str:
     """Return the name of the function or method that a node calls."""
-    if node.op == "call_method":
-        return str(node.target)
-    return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    return str(getattr(node.target, "__name__", node.target)) if node.op in ("call_method", "call_function") else ""
 
 
 def effect_of(part: Traced, node: fx.Node) -> Effect:
     """Return what a node does to channels."""
-    module, function = part.module(node), function_name(node)
+    module = part.module(node)
     if getattr(module, "return_indices", False):
         return "other"
     kinds = [kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith(("torch.nn.", "dissensus."))]
-    names = {*kinds, *(name.lower().replace("_", "") for name in (*kinds, function))}
+    names = {*kinds, *(name.lower().replace("_", "") for name in (*kinds, function_name(node)))}
     if found := next((effect for effect, known in _NAMES.items() if names & set(known.split())), None):
         return found
-    if flattens(part, node):
-        return "flattens"
-    if _averages(node):
-        return "averages"
+    tests: Mapping[Effect, bool] = {
+        "flattens": flattens(part, node),
+        "averages": _averages(node),
+        "combines": _combines(node),
+    }
+    return next((effect for effect, holds in tests.items() if holds), "other")
+
+
+def _combines(node: fx.Node) -> bool:
     # Functions of torch and of operator, and methods.
-    several = sum(isinstance(value, fx.Node) for value in node.args) > 1
-    return "combines" if several and function in ("add", "add_", "iadd", "sub", "mul", "mul_", "imul") else "other"
+    named = function_name(node) in ("add", "add_", "iadd", "sub", "mul", "mul_", "imul")
+    return named and sum(isinstance(value, fx.Node) for value in node.args) > 1
 
 
 def channelwise(effect: Effect, spatial: bool) -> bool:
@@ -104,19 +107,12 @@ def channelwise(effect: Effect, spatial: bool) -> bool:
     return effect in ("activates", "moves zero", "passes", "normalises") or (spatial and effect == "pools")
 
 
-def reads_shape(node: fx.Node) -> bool:
-    """Whether a node looks at a tensor's shape only."""
-    if node.op == "call_method":
-        return node.target in ("size", "dim")
-    return node.target is getattr and node.args[1] in ("shape", "ndim", "device", "dtype")
-
-
 def channel_parameters(module: nn.Module | None) -> list[str]:
     """Return names of tensors that hold one value a channel in a channelwise module."""
-    names = ("weight", "bias", "running_mean", "running_var") if isinstance(module, _BatchNorm) else ()
+    names = "weight bias running_mean running_var" if isinstance(module, _BatchNorm) else ""
     if isinstance(module, nn.PReLU) and module.num_parameters > 1:
-        names = ("weight",)
-    return [name for name in names if getattr(module, name) is not None]
+        names = "weight"
+    return [name for name in names.split() if getattr(module, name) is not None]
 
 
 def flattens(part: Traced, node: fx.Node) -> bool:
@@ -266,10 +262,7 @@ class Site:
 
 
 class _Walk:
-    """Follows channels back to the layer that makes them and on to all that take them, and notes in a `site` what it meets.
-
-    `tied` parameters are several layers'. The site is that after a module's only call; it has no width where none could be told.
-    """
+    """Follows channels back to the layer that makes them and on to all that take them, and notes in a `site` what it meets."""
 
     def __init__(self, part: Traced, node: fx.Node, tied: Set[str]) -> None:
         self.part, self.tied, self.site = part, tied, Site(part.name(node), keeps_zero=True)
@@ -306,13 +299,13 @@ class _Walk:
 
     def _before(self, node: fx.Node, module: nn.Module | None, effect: Effect) -> fx.Node | None:
         """Return what an operation takes, whose channels it passes on."""
-        previous = only_input(node)
+        previous, before = only_input(node), self.site.before
         if previous is None:
-            self.site.before.fix("its input could not be followed")
+            before.fix("its input could not be followed")
             return None
         if len(_takers(previous)) > 1:
-            self.site.before.fix("its input is used elsewhere too")
-        self._hold(self.site.before, node, channel_parameters(module), 0)
+            before.fix("its input is used elsewhere too")
+        self._hold(before, node, channel_parameters(module), 0)
         self.pooled |= not channelwise(effect, spatial=False)
         return previous
 
@@ -340,19 +333,14 @@ class _Walk:
                 self.on(user, spatial)
             elif spatial and effect in ("flattens", "averages"):
                 self.on(user, spatial=False)
+            elif user.op == "output":
+                self.site.leaves = True
+                self.site.after.fix("it reaches the output")
+            elif effect == "combines":
+                self.site.combined = True
+                self.site.after.fix("it meets a sum or product of tensors")
             else:
-                self._end_at(user, effect)
-
-    def _end_at(self, user: fx.Node, effect: Effect) -> None:
-        """Note what takes the channels and cannot do with fewer."""
-        self.site.leaves |= user.op == "output"
-        self.site.combined |= effect == "combines"
-        if user.op == "output":
-            self.site.after.fix("it reaches the output")
-        elif effect == "combines":
-            self.site.after.fix("it meets a sum or product of tensors")
-        else:
-            self.site.after.fix(f"it feeds {describe(self.part, user)}")
+                self.site.after.fix(f"it feeds {describe(self.part, user)}")
 
     def _take(self, user: fx.Node, names: Sequence[str], axis: int) -> None:
         """Note the tensors of a layer that hold the channels along an axis."""
@@ -380,14 +368,17 @@ def masked_node(part: Traced, node: fx.Node) -> fx.Node | None:
 
 def _takers(node: fx.Node) -> list[fx.Node]:
     """Return the operations that use a node's values, not its shape alone."""
-    return [user for user in node.users if not reads_shape(user)]
+    looks = ("shape", "ndim", "device", "dtype")
+    return [
+        user
+        for user in node.users
+        if not (user.op == "call_method" and user.target in ("size", "dim"))
+        and not (user.target is getattr and user.args[1] in looks)
+    ]
 
 
 def past_norms(part: Traced, node: fx.Node) -> fx.Node:
-    """Return the last of the BatchNorm layers that take a node's channels, or the node itself.
-
-    Masked before them, a dropped channel would take part in their statistics, and would not be zero after them.
-    """
+    """Return the last BatchNorm that takes a node's channels, or the node itself: only behind it a dropped channel stays zero."""
     users = _takers(node)
     module = part.module(users[0]) if len(users) == 1 else None
     return past_norms(part, users[0]) if isinstance(module, nn.modules.batchnorm._BatchNorm) else node
@@ -414,12 +405,16 @@ class Map:
         counts = Counter(id(p) for _, p in named)
         self.tied = {name for name, p in named if counts[id(p)] > 1}
         self.nodes = [(part, node) for part in trace(net) for node in part.graph.nodes]
-        weighted = [(part.name(node), part.module(node)) for part, node in self.nodes]
-        weighted = [found for found in weighted if isinstance(found[1], (_ConvNd, nn.Linear, nn.Embedding))]
-        # Name of the first layer if it is a convolution.
-        self.stem = weighted[0][0] if weighted and isinstance(weighted[0][1], _ConvNd) else None
+        self.stem = self._stem()
         calls = [(part, past_norms(part, node)) for part, node in self.nodes if effect_of(part, node) in _ACTIVATIONS]
         self.candidates = _unique([*(self.site_at(*call) for call in calls), *self._in_transformers()])
+
+    def _stem(self) -> str | None:
+        """Return the name of the first layer if it is a convolution."""
+        for part, node in self.nodes:
+            if isinstance(module := part.module(node), (_ConvNd, nn.Linear, nn.Embedding)):
+                return part.name(node) if isinstance(module, _ConvNd) else None
+        return None
 
     def _in_transformers(self) -> list[Site]:
         """Places inside torch's own transformer layers, which tracing does not look into."""
@@ -454,16 +449,21 @@ class Map:
 
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
-            return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
-        asked = (layers,) if isinstance(layers, str) or callable(layers) else layers
-        if not all(map(callable, asked)):
-            return [site for pattern in asked for site in self._by_name(str(pattern))]
-        named = [
-            name
-            for name, module in self.net.named_modules()
-            if name and any(isinstance(module, one) if isinstance(one, type) else one(name, module) for one in asked)
-        ]
+            return self._by_rule()
+        asked: Any = (layers,) if isinstance(layers, str) or callable(layers) else layers
+        return (
+            self._by_test(asked)
+            if all(map(callable, asked))
+            else [site for one in asked for site in self._by_name(str(one))]
+        )
+
+    def _by_test(self, tests: Sequence[type | Rule]) -> list[Site]:
+        modules = self.net.named_modules()
+        named = [name for name, module in modules if name and any(_meets(one, name, module) for one in tests)]
         return [site for name in named for site in self._sites_of(name) if not self.is_stem(site)]
+
+    def _by_rule(self) -> list[Site]:
+        return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
 
     def _by_name(self, pattern: str) -> list[Site]:
         names = [name for name, _ in self.net.named_modules() if name and fnmatchcase(name, pattern)]
@@ -500,11 +500,15 @@ class Map:
         return listed([f"{name!r} ({known[0]} channels)" for name, known in widths.items() if known is not None])
 
 
+def _meets(one: Any, name: str, module: nn.Module) -> bool:
+    """Whether a module is of this type, or this rule says yes to it."""
+    return isinstance(module, one) if isinstance(one, type) else bool(one(name, module))
+
+
 def _unique(sites: Iterable[Site | None]) -> list[Site]:
     found: dict[str, Site] = {}
-    for site in sites:
-        if site is not None:
-            found.setdefault(site.name, site)
+    for site in filter(None, sites):
+        found.setdefault(site.name, site)
     return list(found.values())
 
 
