@@ -16,7 +16,7 @@ from dissensus._signatures import checked, whole_number
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import FEATURES, TARGETS, CachedFeatures, Facts, content_of
 from dissensus.data.fingerprints import attributes_of, described, network_digest
-from dissensus.data.sources import Arrays, Inputs, Pairs, Source, device_named, device_of, source_of
+from dissensus.data.sources import Arrays, Inputs, Pairs, Source, device_named, device_of, not_finite, source_of
 from dissensus.data.trees import Batch, Output, Tree, call, pick
 from dissensus.members import HeadEnsemble, Members
 from dissensus.members.members import evaluation_mode
@@ -267,10 +267,9 @@ def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], folder: Path 
             arrays[TARGETS][rows] = targets.cpu().numpy()
             labels = torch.from_numpy(np.array(arrays[TARGETS][rows]))
         kept = torch.from_numpy(np.array(arrays[FEATURES][rows]))
-        if not bool(torch.isfinite(kept).all()):
-            bad = int((~torch.isfinite(kept)).flatten(1).any(1).nonzero()[0])
+        if bad := not_finite(kept):
             raise ValueError(
-                f"Features must be finite; those of row {facts.done + bad} are not, as {facts.dtype}. Look at that input, or "
+                f"Features must be finite; those of row {facts.done + bad[0]} are not, as {facts.dtype}. Look at that input, or "
                 "keep them as torch.float32."
             )
         facts.content = signed(facts.content + content_of(kept, labels, facts.done))

@@ -24,7 +24,8 @@ from dissensus.training import fit
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 # Largest gradient and smallest change at which solving ends. Choosing needs the order of the strengths only; what is
 # reported is solved more precisely.
-_CHOOSING, _FINAL = (1e-4, 1e-7), (1e-5, 1e-10)
+_CHOOSING = {"tolerance_grad": 1e-4, "tolerance_change": 1e-7}
+_FINAL = {"tolerance_grad": 1e-5, "tolerance_change": 1e-10}
 
 
 @dataclass(frozen=True)
@@ -203,11 +204,12 @@ def _tried(strength: float, head: nn.Linear, x: Tensor, y: Tensor) -> Tried:
     return Tried(strength, float((logits.argmax(-1) == y).float().mean()), float(F.cross_entropy(logits, y)))
 
 
-Solve = Callable[[Tensor, Tensor, Sequence[float], tuple[float, float]], Iterable[tuple[Tensor, Tensor]]]
+Tolerance = dict[str, float]
+Solve = Callable[[Tensor, Tensor, Sequence[float], Tolerance], Iterable[tuple[Tensor, Tensor]]]
 
 
 def _path(
-    solve: Solve, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float], standardise: bool
+    solve: Solve, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: Tolerance, standardise: bool
 ) -> Iterator[tuple[float, nn.Linear]]:
     """Yield each strength and its classifier, in terms of the features as they came."""
     mean, scale = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
@@ -227,20 +229,14 @@ def _path(
 
 
 def _by_lbfgs(
-    classes: int, max_steps: int, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: tuple[float, float]
+    classes: int, max_steps: int, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: Tolerance
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Solve from the strongest regularisation to the weakest, each from where the last one ended."""
     weight = x.new_zeros(classes, x.shape[1], requires_grad=True)
     bias = x.new_zeros(classes, requires_grad=True)
     for strength in strengths:
-        optimizer = torch.optim.LBFGS(
-            [weight, bias],
-            max_iter=max_steps,
-            tolerance_grad=tolerance[0],
-            tolerance_change=tolerance[1],
-            history_size=10,
-            line_search_fn="strong_wolfe",
-        )
+        options: dict[str, Any] = {"history_size": 10, "line_search_fn": "strong_wolfe", **tolerance}
+        optimizer = torch.optim.LBFGS([weight, bias], max_iter=max_steps, **options)
 
         def loss(strength: float = strength, optimizer: torch.optim.LBFGS = optimizer) -> Tensor:
             optimizer.zero_grad()

@@ -179,14 +179,14 @@ def check_pair(x: Rows, y: Tensor, name: str) -> None:
         )
     inputs = [(f"inputs ({part})", leaf) for part, leaf in x.named()] if isinstance(x, Tree) else [("inputs", x)]
     for part, values in (*inputs, ("targets", y)):
-        if values.dtype.is_floating_point and (rows := _not_finite(values)):
+        if values.dtype.is_floating_point and (rows := not_finite(values)):
             raise ValueError(
                 f"The {name} {part} must be finite; {len(rows)} rows hold NaN or infinity, the first is row {rows[0]}. "
                 "Impute or drop them."
             )
 
 
-def _not_finite(values: Tensor | OnDisk) -> list[int]:
+def not_finite(values: Tensor | OnDisk) -> list[int]:
     """Return the rows that hold NaN or infinity; a part at a time, as the test needs several times its memory."""
     parts = values.split(rows_at_once(values))
     bad = torch.cat([~torch.isfinite(part).reshape(len(part), -1).all(1) for part in parts])
