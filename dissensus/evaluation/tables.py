@@ -126,8 +126,8 @@ def _sets_but(result: Evaluation, kind: str) -> list[str]:
 
 def severity_table(result: Evaluation, score: str) -> Cells:
     """Return accuracy, calibration and AUROC of one score at each severity, averaged over corruptions."""
-    columns = {title_of(metric): (metric, None) for metric in ("accuracy", "nll", "ece", "smooth_ece")}
-    columns |= {f"AUROC of {title_of(score)}": ("auroc", score)}
+    columns: dict[str, tuple[str, str | None]] = {f"AUROC of {title_of(score)}": ("auroc", score)}
+    columns = {title_of(metric): (metric, None) for metric in ("accuracy", "nll", "ece", "smooth_ece")} | columns
     rows = [
         [
             str(level),

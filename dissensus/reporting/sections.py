@@ -22,13 +22,13 @@ from dissensus.reporting.diagnosis import Runs, collusion
 
 @dataclass(frozen=True)
 class About:
-    """What a page shows of a task: score and numbers, parts of uncertainty, what it claims, and how to read the main numbers."""
+    """What a page shows of a task: score and numbers, parts of uncertainty, how to read the main numbers, and what they claim."""
 
     score: str
     headlines: tuple[str, ...]
     parts: tuple[str, ...]
-    claims: str
     reading: str
+    claims: str = "confidence"
 
 
 _ENTROPIES = ("expected_entropy", "mutual_information")
@@ -38,7 +38,6 @@ TASKS: Mapping[str, About] = {
         "total_entropy",
         ("accuracy", "smooth_ece"),
         _ENTROPIES,
-        "confidence",
         "Accuracy should be high. NLL and Brier score judge the whole predicted distribution; ECE and smooth ECE "
         "are the average gap between confidence and accuracy; these four should be low. A mean member accuracy below the "
         "ensemble's is what averaging gains.",
@@ -47,7 +46,6 @@ TASKS: Mapping[str, About] = {
         "total_entropy",
         ("label_accuracy", "ece"),
         _ENTROPIES,
-        "confidence",
         "Average precision and AUROC say how well inputs with a label are ranked before those without, averaged over labels; "
         "label accuracy is the share of answers that are right, subset accuracy that of inputs with all of them right. These should be "
         "high; NLL, Brier score and ECE, averaged over answers, should be low.",
@@ -56,23 +54,19 @@ TASKS: Mapping[str, About] = {
         "total_variance",
         ("rmse", "coverage_90"),
         _VARIANCES,
-        "intervals",
         "RMSE is the typical error; NLL and CRPS judge the whole predicted distribution; these should be low. "
         "Intervals that claim 90 % should hold about 90 % of the targets.",
+        "intervals",
     ),
     "points": About(
-        "knowledge_variance",
-        ("rmse", "mae"),
-        _VARIANCES,
-        "confidence",
-        "RMSE and MAE are typical errors and should be low.",
+        "knowledge_variance", ("rmse", "mae"), _VARIANCES, "RMSE and MAE are typical errors and should be low."
     ),
     "own": About(
         "knowledge_variance",
         ("loss",),
         (),
-        "quantiles",
         "The loss is the one that the ensemble was trained by, of the members' mean output; it should be low.",
+        "quantiles",
     ),
 }
 # What curves show beside the chosen score, where it was computed.
@@ -85,10 +79,8 @@ Blocks = Iterator[Block]
 
 def main_numbers(runs: Runs, score: str) -> Blocks:
     """Metrics of the predictions on every labelled set, with intervals."""
-    table, reading = (
-        as_table(tables.prediction_table(runs), "Predictions on inputs with known answers"),
-        TASKS[runs[0].task].reading,
-    )
+    table = as_table(tables.prediction_table(runs), "Predictions on inputs with known answers")
+    reading = TASKS[runs[0].task].reading
     if all(run.bootstrap for run in runs):
         reading += " In brackets: 95 % intervals, within which the number would lie had other inputs of the same kind been drawn."
     if len(runs) > 1:
@@ -104,13 +96,11 @@ _LARGE_IS_GOOD = tuple(map(title_of, BEST_HIGH))
 
 def _best_runs(table: Table) -> list[tuple[int, int]]:
     """Return the best cells of each set: rows of one set, in the second column, compete."""
-    sets = [
-        [row for row, cells in enumerate(table.rows) if cells[1] == name] for name in {row[1] for row in table.rows}
-    ]
     found = []
-    for column, title in enumerate(table.columns[2:], start=2):
-        if title != title_of("coverage_90"):  # neither large nor small is good
-            for rows in sets:
+    for name in {row[1] for row in table.rows}:
+        rows = [number for number, row in enumerate(table.rows) if row[1] == name]
+        for column, title in enumerate(table.columns[2:], start=2):
+            if title != title_of("coverage_90"):  # neither large nor small is good
                 found += best_cells(table, rows, column, large=title in _LARGE_IS_GOOD)
     return found
 
@@ -362,9 +352,9 @@ def alarm(runs: Runs, score: str) -> Blocks:
         columns = ["run", "score", "calibrated on", "allowed", *sets, "covered", "wanted"]
         rows = []
         for name, check in found.items():
-            shares = [f"{check.flagged[one]:.3f}" if one in check.flagged else "–" for one in sets]
+            flagged = [f"{check.flagged[one]:.3f}" if one in check.flagged else "–" for one in sets]
             head = [name, title_of(check.score), str(check.calibrated_on), f"{check.false_alarms:g}"]
-            rows.append([*head, *shares, f"{check.covered:.3f}", f"{check.coverage:g}"])
+            rows.append([*head, *flagged, f"{check.covered:.3f}", f"{check.coverage:g}"])
         yield as_table((columns, rows), "Share of each set that raised the alarm, and coverage")
     for name, check in found.items():
         figure, ax = figures.panel(name)
