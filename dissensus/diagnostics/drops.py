@@ -62,7 +62,10 @@ def drop_curves(
     if not counts:
         return (), outputs.shape[1]
     generator = torch.Generator().manual_seed(seed)
-    outputs, targets = _affordable(outputs, targets, len(counts) * repeats, generator)
+    affordable = max(100, _LARGEST_WORK * outputs.shape[1] // (outputs.numel() * len(counts) * repeats))
+    if affordable < outputs.shape[1]:
+        rows = torch.randperm(outputs.shape[1], generator=generator)[:affordable].sort().values
+        outputs, targets = outputs[:, rows.to(outputs.device)], targets[rows.to(targets.device)]
     make = {"cross_entropy": _class_metrics, "brier": _class_metrics, "zero_one": _vote_metrics}
     values = make.get(str(loss), _metrics)(outputs, targets, loss, average)
 
@@ -83,15 +86,6 @@ def drop_curves(
         own = exact if name == "error" else ()
         curves.append(DropCurve(name, tuple(counts.values()), tuple(counts), full[name], means, spread, own))
     return tuple(curves), outputs.shape[1]
-
-
-def _affordable(outputs: Tensor, targets: Tensor, times: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return as many examples, drawn at random, as can be averaged so often in seconds."""
-    affordable = max(100, _LARGEST_WORK * outputs.shape[1] // (outputs.numel() * times))
-    if affordable >= outputs.shape[1]:
-        return outputs, targets
-    rows = torch.randperm(outputs.shape[1], generator=generator)[:affordable].sort().values
-    return outputs[:, rows.to(outputs.device)], targets[rows.to(targets.device)]
 
 
 def _kept(outputs: Tensor, dropped: int, weights: Tensor | None, per: str, generator: torch.Generator) -> Tensor:

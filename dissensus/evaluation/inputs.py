@@ -31,14 +31,6 @@ class Items(Protocol):
 Source: TypeAlias = str | Path | Loaded | Items
 
 
-def _loaded_or_same(data: Any, name: str) -> Any:
-    """Return what a path or a data set of pictures holds, as `Loaded`; all else as it came."""
-    try:
-        return load(data) if _must_be_read(data) else data
-    except ValueError as problem:
-        raise ValueError(f"Set {name!r} cannot be read: {problem}") from None
-
-
 def _as_pairs(data: Any, name: str, class_names: Sequence[str] | None) -> Pairs:
     """Return inputs and targets; class labels that have names are numbered by the order of `class_names`."""
     if not isinstance(data, Loaded):
@@ -54,19 +46,25 @@ def _as_pairs(data: Any, name: str, class_names: Sequence[str] | None) -> Pairs:
     return data.x, torch.tensor([place[each] for each in data.classes])[data.y.long()]
 
 
-def _must_be_read(data: Any) -> bool:
-    if isinstance(data, str | Path):
-        return True
+def _loaded_or_same(data: Any, name: str) -> Any:
+    """Return what a path or a data set of pictures holds, as `Loaded`; all else as it came."""
+    try:
+        return load(data) if isinstance(data, str | Path) or _has_pictures(data) else data
+    except ValueError as problem:
+        raise ValueError(f"Set {name!r} cannot be read: {problem}") from None
+
+
+def _has_pictures(data: Any) -> bool:
+    """Whether data is of another library, such as Hugging Face's, or gives pictures of Pillow, which a loader cannot put into a batch."""
     known = (Tensor, np.ndarray, list, Loaded, CachedFeatures, DataLoader, TensorDataset)
     if isinstance(data, known) or is_tree(data) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         return False
+    rows = len(data)
     if not isinstance(data, Dataset):
-        # Such as of Hugging Face; an array of another library becomes one of numpy later.
+        # An array of another library becomes one of numpy later.
         return not hasattr(data, "__array__")
-    first = data[0] if len(data) else None
-    picture = first[0] if isinstance(first, tuple | list) and first else first
-    # Pictures of Pillow, which a loader cannot put into a batch.
-    return hasattr(picture, "convert")
+    first = data[0] if rows else None
+    return hasattr(first[0] if isinstance(first, tuple | list) and first else first, "convert")
 
 
 # Images that are brighter than this somewhere are not in 0..1.

@@ -191,7 +191,13 @@ def detection(runs: Runs, score: str) -> Blocks:
     )
     if any(tables.detection_sets(run) for run in runs):
         for run in runs:
-            yield from _detection_tables(run, score, _of(run, runs))
+            of_run = _of(run, runs)
+            caption = f"AUROC{of_run}: how well each score tells each set from known inputs"
+            told = as_table(tables.detection_table(run), caption)
+            rows, columns = range(len(told.rows)), range(1, len(told.columns))
+            best = [cell for column in columns for cell in best_cells(told, rows, column, large=True)]
+            yield replace(told, best=best, main={run.score_names.index(name) for name in (score, best_score(run))})
+            yield as_table(tables.metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}")
         yield from _histograms(runs, score)
         yield from _rocs(runs, score)
 
@@ -199,14 +205,6 @@ def detection(runs: Runs, score: str) -> Blocks:
 def _of(run: Evaluation, runs: Runs) -> str:
     """Return whose a table is, where a page has several runs."""
     return f" of {run.name}" if len(runs) > 1 else ""
-
-
-def _detection_tables(run: Evaluation, score: str, of_run: str) -> Blocks:
-    told = as_table(tables.detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs")
-    rows, columns = range(len(told.rows)), range(1, len(told.columns))
-    best = [cell for column in columns for cell in best_cells(told, rows, column, large=True)]
-    yield replace(told, best=best, main={run.score_names.index(name) for name in (score, best_score(run))})
-    yield as_table(tables.metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}")
 
 
 def told_apart(run: Evaluation) -> list[str]:
@@ -430,19 +428,17 @@ def single_inputs(runs: Runs, score: str) -> Blocks:
         "heading to sort. What is wrong and certain is worth a look: an ensemble cannot warn of it."
     )
     for run in runs:
-        if run.examples:
-            yield _examples(run, limit, _of(run, runs))
-
-
-def _examples(run: Evaluation, limit: int, of_run: str) -> Table:
-    what, names, answer = run.target or "target", run.examples[0].scores, _value_answer
-    head = [f"predicted {what}", f"true {what}", "error", *(_deviation(name, "") for name in names)]
-    if run.task == "classification":
-        head, answer = ["predicted", "truth", "right", "confidence", *map(title_of, names)], _class_answer
-    shown = [(part, place, index) for part in run.examples for place, index in enumerate(part.index[:limit])]
-    rows = [[part.set, index, *answer(run, part, place)] for part, place, index in shown]
-    most = max(len(part.index[:limit]) for part in run.examples)
-    return Table(["set", "input", *head], rows, f"The {most} least certain inputs{of_run} of each set", search=True)
+        if not run.examples:
+            continue
+        what, names, answer = run.target or "target", run.examples[0].scores, _value_answer
+        head = [f"predicted {what}", f"true {what}", "error", *(_deviation(name, "") for name in names)]
+        if run.task == "classification":
+            head, answer = ["predicted", "truth", "right", "confidence", *map(title_of, names)], _class_answer
+        shown = [(part, place, index) for part in run.examples for place, index in enumerate(part.index[:limit])]
+        rows = [[part.set, index, *answer(run, part, place)] for part, place, index in shown]
+        most = max(len(part.index[:limit]) for part in run.examples)
+        caption = f"The {most} least certain inputs{_of(run, runs)} of each set"
+        yield Table(["set", "input", *head], rows, caption, search=True)
 
 
 def _class_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
