@@ -179,9 +179,10 @@ def cell_text(value: object) -> str:
         return "yes" if value else "no"
     if not isinstance(value, Real) or isinstance(value, Integral):
         return str(value)
-    if 1e4 <= abs(value) < 1e9:
-        return f"{float(value):,.0f}".replace(",", GROUP)
-    return f"{float(value):#.4g}".removesuffix(".").replace("inf", "∞")
+    number = float(value)
+    if 1e4 <= abs(number) < 1e9:
+        return f"{number:,.0f}".replace(",", GROUP)
+    return f"{number:#.4g}".removesuffix(".").replace("inf", "∞")
 
 
 def _page(title: str, top: str, sections: Sequence[Section]) -> str:
@@ -214,12 +215,10 @@ def _line(kind: str, text: str) -> str:
 
 
 def _headlines(headlines: Sequence[Headline]) -> str:
-    items = "".join(
-        f"<div><dt>{escape(one.label)}</dt><dd><b>{escape(one.value)}</b>"
-        + (f"<span>{escape(one.note)}</span>" if one.note else "")
-        + "</dd></div>\n"
-        for one in headlines
-    )
+    items = ""
+    for one in headlines:
+        note = f"<span>{escape(one.note)}</span>" if one.note else ""
+        items += f"<div><dt>{escape(one.label)}</dt><dd><b>{escape(one.value)}</b>{note}</dd></div>\n"
     return f'<dl class="headlines">\n{items}</dl>\n' if items else ""
 
 

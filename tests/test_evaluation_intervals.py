@@ -17,12 +17,10 @@ from dissensus.evaluation.estimates import (
     draw_counts,
     grouped_ranks,
     interval,
-    mean_statistic,
     placements,
     replicates_of,
     with_intervals,
 )
-from dissensus.evaluation.results import Number
 
 ON_ID = SetNumbers("id", "id")
 
@@ -131,7 +129,8 @@ def test_intervals_by_placements_are_those_of_full_resamples():
     corrupted = known + 0.7 * torch.randn(800, generator=generator) + 0.5
     auroc = metrics.auroc(corrupted, known)
     values = (sum(placements(corrupted, known)) - auroc).float()[None]
-    part = mean_statistic([Number("auroc", "fog", "corruption", auroc, "bma", 1)], "id", values)
+    fog = SetNumbers("corruption", "fog", 1)
+    part = fog.means([fog.number("auroc", score="bma")], values)
     linear = replicates_of([part], {"id": 800}, 400, seed=0)[1][0]
     exact = []
     for draws in draw_counts({"id": 800}, 400, seed=0):

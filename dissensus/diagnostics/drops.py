@@ -1,6 +1,6 @@
 """Member outputs in; metrics of what is left of the ensemble when members are dropped at random out."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import floor
 from typing import Literal
 
@@ -62,7 +62,10 @@ def drop_curves(
     if not counts:
         return (), outputs.shape[1]
     generator = torch.Generator().manual_seed(seed)
-    outputs, targets = _affordable(outputs, targets, len(counts) * repeats, generator)
+    affordable = max(100, _LARGEST_WORK * outputs.shape[1] // (outputs.numel() * len(counts) * repeats))
+    if affordable < outputs.shape[1]:
+        rows = torch.randperm(outputs.shape[1], generator=generator)[:affordable].sort().values
+        outputs, targets = outputs[:, rows.to(outputs.device)], targets[rows.to(targets.device)]
     make = {"cross_entropy": _class_metrics, "brier": _class_metrics, "zero_one": _vote_metrics}
     values = make.get(str(loss), _metrics)(outputs, targets, loss, average)
 
@@ -71,7 +74,11 @@ def drop_curves(
 
     full = measured(weights)
     runs = [[measured(_kept(outputs, count, weights, per, generator)) for _ in range(repeats)] for count in counts]
-    exact = _expected(outputs, full["error"], counts) if loss == "mse" and weights is None else ()
+    exact: tuple[float, ...] = ()
+    if loss == "mse" and weights is None:
+        # By the decomposition of the squared error.
+        members, diversity = len(outputs), float(output_sum((outputs - outputs.mean(0)).square()).mean())
+        exact = tuple(full["error"] + diversity * n / ((members - n) * (members - 1)) for n in counts)
     curves = []
     for name in full:
         found = torch.tensor([[run[name] for run in of_count] for of_count in runs], dtype=torch.float64)
@@ -79,15 +86,6 @@ def drop_curves(
         own = exact if name == "error" else ()
         curves.append(DropCurve(name, tuple(counts.values()), tuple(counts), full[name], means, spread, own))
     return tuple(curves), outputs.shape[1]
-
-
-def _affordable(outputs: Tensor, targets: Tensor, times: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return as many examples, drawn at random, as can be averaged so often in seconds."""
-    affordable = max(100, _LARGEST_WORK * outputs.shape[1] // (outputs.numel() * times))
-    if affordable >= outputs.shape[1]:
-        return outputs, targets
-    rows = torch.randperm(outputs.shape[1], generator=generator)[:affordable].sort().values
-    return outputs[:, rows.to(outputs.device)], targets[rows.to(targets.device)]
 
 
 def _kept(outputs: Tensor, dropped: int, weights: Tensor | None, per: str, generator: torch.Generator) -> Tensor:
@@ -101,13 +99,6 @@ def _kept(outputs: Tensor, dropped: int, weights: Tensor | None, per: str, gener
     # Members of weight zero may be all that is left: then they count alike.
     share = torch.where(total > 0, own / total, kept / kept.sum(0))
     return share.expand(members, batch)
-
-
-def _expected(outputs: Tensor, error: float, counts: Iterable[int]) -> tuple[float, ...]:
-    """Return the mean squared error to expect with so many members dropped, by its decomposition."""
-    members = len(outputs)
-    diversity = float(output_sum((outputs - outputs.mean(0)).square()).mean())
-    return tuple(error + diversity * n / ((members - n) * (members - 1)) for n in counts)
 
 
 def _metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> Measure:
@@ -153,9 +144,7 @@ def _class_metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -
         confidence = ensemble.max(-1).values.exp()
         bins = (confidence * _BINS).ceil().long().clamp(1, _BINS) - 1
         gaps = confidence.new_zeros(_BINS).index_add_(0, bins, confidence - right)
-        proper = {"error": nll, "accuracy": right, "brier": brier}
-        if loss == "brier":
-            proper = {"error": brier, "accuracy": right, "nll": nll}
-        return {**proper, "ece": gaps.abs().sum() / len(labels)}
+        error, other = ({"error": brier}, {"nll": nll}) if loss == "brier" else ({"error": nll}, {"brier": brier})
+        return {**error, "accuracy": right, **other, "ece": gaps.abs().sum() / len(labels)}
 
     return values

@@ -143,7 +143,11 @@ def compare(first: Evaluation, second: Evaluation, *, same_inputs: bool = False)
         >>> one.low <= one.value <= one.high
         True
     """
-    _check_pair(first, second)
+    if not first.bootstrap or (first.bootstrap, first.seed) != (second.bootstrap, second.seed):
+        got = f"got bootstrap {first.bootstrap} and {second.bootstrap}, seed {first.seed} and {second.seed}"
+        raise ValueError(f"Two evaluations must have as many resamples, not 0, and one seed; {got}. Evaluate again.")
+    if first.task != second.task:
+        raise ValueError(f"Two evaluations must be of one task; got {first.task} and {second.task}.")
     for part, other in product(first.sets, second.sets):
         if part.name == other.name:
             _check_same(part, other, same_inputs)
@@ -168,16 +172,6 @@ def _difference(first: Number, second: Number, low: float, high: float) -> Diffe
         # All of it is rounding: the interval must not leave out zero.
         low, high = min(low, 0.0), max(high, 0.0)
     return Difference(*first.key, first.value, second.value, value, low, high)
-
-
-def _check_pair(first: Evaluation, second: Evaluation) -> None:
-    if not first.bootstrap or (first.bootstrap, first.seed) != (second.bootstrap, second.seed):
-        got = f"got bootstrap {first.bootstrap} and {second.bootstrap}, seed {first.seed} and {second.seed}"
-        raise ValueError(
-            f"Two evaluations must have the same number of resamples, not 0, and one seed; {got}. Evaluate again."
-        )
-    if first.task != second.task:
-        raise ValueError(f"Two evaluations must be of one task; got {first.task} and {second.task}.")
 
 
 def _check_same(part: SetInfo, other: SetInfo, same_inputs: bool) -> None:

@@ -256,13 +256,13 @@ def placements(ood_scores: Tensor, id_scores: Tensor) -> tuple[Tensor, Tensor]:
     Both have the AUROC as mean, ties counting one half. Their means on a resample, added, less the AUROC, are the AUROC
     of the resample up to a term that vanishes as 1/inputs.
     """
-    return _share_below(ood_scores, id_scores), 1 - _share_below(id_scores, ood_scores)
 
+    def below(values: Tensor, others: Tensor) -> Tensor:
+        ranked = np.sort(others.numpy())
+        places = (np.searchsorted(ranked, values.numpy(), side) for side in ("left", "right"))
+        return torch.from_numpy(sum(places) / (2 * len(others)))
 
-def _share_below(values: Tensor, others: Tensor) -> Tensor:
-    ranked = np.sort(others.numpy())
-    places = (np.searchsorted(ranked, values.numpy(), side) for side in ("left", "right"))
-    return torch.from_numpy(sum(places) / (2 * len(others)))
+    return below(ood_scores, id_scores), 1 - below(id_scores, ood_scores)
 
 
 # Resamples worked on at once; fewer for large sets, whose draws then fill this many numbers.
@@ -290,15 +290,13 @@ def draw_counts(sizes: Mapping[str, int], count: int, seed: int) -> Iterator[dic
     at_once = max(1, min(_AT_ONCE, _NUMBERS_AT_ONCE // max(sizes.values())))
     for start in range(0, count, at_once):
         width = min(at_once, count - start)
-        yield {name: _counts(generators[name], size, width) for name, size in sizes.items()}
-
-
-def _counts(generator: np.random.Generator, size: int, width: int) -> Tensor:
-    # Resample by resample, so that how many are drawn at once changes nothing.
-    drawn = generator.integers(0, size, (width, size))
-    cells = drawn * width + np.arange(width)[:, None]
-    counts = np.bincount(cells.ravel(), minlength=size * width).reshape(size, width)
-    return torch.from_numpy(counts.astype(np.float32))
+        drawn = {}
+        for name, size in sizes.items():
+            # Resample by resample, so that how many are drawn at once changes nothing.
+            cells = generators[name].integers(0, size, (width, size)) * width + np.arange(width)[:, None]
+            counts = np.bincount(cells.ravel(), minlength=size * width).reshape(size, width)
+            drawn[name] = torch.from_numpy(counts.astype(np.float32))
+        yield drawn
 
 
 def averages(found: Found, rows: Mapping[Number, list[int]]) -> Found:

@@ -31,22 +31,12 @@ class Items(Protocol):
 Source: TypeAlias = str | Path | Loaded | Items
 
 
-def _loaded_or_same(data: Any, name: str) -> Any:
-    """Return what a path or a data set of pictures holds, as `Loaded`; all else as it came."""
-    try:
-        return load(data) if _must_be_read(data) else data
-    except ValueError as problem:
-        raise ValueError(f"Set {name!r} cannot be read: {problem}") from None
-
-
 def _as_pairs(data: Any, name: str, class_names: Sequence[str] | None) -> Pairs:
     """Return inputs and targets; class labels that have names are numbered by the order of `class_names`."""
     if not isinstance(data, Loaded):
         return data
     if data.y is None:
-        raise ValueError(
-            f"Set {name!r} must have targets. Pass what `dissensus.data.files.load(path, target=...)` returns."
-        )
+        raise ValueError(f"Set {name!r} must have targets. Pass `dissensus.data.files.load(path, target=...)`.")
     if data.classes is None or class_names is None:
         return data.x, data.y
     place = {each: number for number, each in enumerate(class_names)}
@@ -56,20 +46,25 @@ def _as_pairs(data: Any, name: str, class_names: Sequence[str] | None) -> Pairs:
     return data.x, torch.tensor([place[each] for each in data.classes])[data.y.long()]
 
 
-def _must_be_read(data: Any) -> bool:
-    if isinstance(data, str | Path):
-        return True
+def _loaded_or_same(data: Any, name: str) -> Any:
+    """Return what a path or a data set of pictures holds, as `Loaded`; all else as it came."""
+    try:
+        return load(data) if isinstance(data, str | Path) or _has_pictures(data) else data
+    except ValueError as problem:
+        raise ValueError(f"Set {name!r} cannot be read: {problem}") from None
+
+
+def _has_pictures(data: Any) -> bool:
+    """Whether data is of another library, such as Hugging Face's, or gives pictures of Pillow, which a loader cannot put into a batch."""
     known = (Tensor, np.ndarray, list, Loaded, CachedFeatures, DataLoader, TensorDataset)
     if isinstance(data, known) or is_tree(data) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         return False
     rows = len(data)
     if not isinstance(data, Dataset):
-        # Such as of Hugging Face; an array of another library becomes one of numpy later.
+        # An array of another library becomes one of numpy later.
         return not hasattr(data, "__array__")
     first = data[0] if rows else None
-    picture = first[0] if isinstance(first, tuple | list) and first else first
-    # Pictures of Pillow, which a loader cannot put into a batch.
-    return hasattr(picture, "convert")
+    return hasattr(first[0] if isinstance(first, tuple | list) and first else first, "convert")
 
 
 # Images that are brighter than this somewhere are not in 0..1.
@@ -127,7 +122,10 @@ def named_sets(
     shifted, ood = shifted or {}, ood or {}
     _check_names([ID, *shifted, *ood])
     known = _loaded_or_same(id_data, ID)
-    classes = _class_names(known, class_names)
+    named = known.classes if class_names is None and isinstance(known, Loaded) else class_names
+    classes = None if named is None else [str(name) for name in named]
+    if twice := _repeated(classes or ()):
+        raise ValueError(f"`class_names` must name each class once; got {twice[0]!r} twice.")
     sets = [NamedSet(ID, "id", _as_pairs(known, ID, classes))]
     for name, pairs in shifted.items():
         sets.append(NamedSet(name, "shifted", _as_pairs(_loaded_or_same(pairs, name), name, classes)))
@@ -138,14 +136,6 @@ def named_sets(
     for part in sets:
         check_not_twice(part.name, id(part.inputs), seen)
     return sets, tuple(classes or ())
-
-
-def _class_names(known: Any, given: Sequence[str] | None) -> list[str] | None:
-    classes = known.classes if given is None and isinstance(known, Loaded) else given
-    names = None if classes is None else [str(name) for name in classes]
-    if twice := _repeated(names or ()):
-        raise ValueError(f"`class_names` must name each class once; got {twice[0]!r} twice.")
-    return names
 
 
 def checked_groups(groups: Mapping[str, Iterable[str]] | None, sets: list[NamedSet]) -> dict[str, tuple[str, ...]]:
@@ -197,9 +187,9 @@ def warn_of_ranges(known: str, known_range: tuple[float, float], name: str, its_
 
 def _check_names(names: Collection[str]) -> None:
     for name in names:
-        if not isinstance(name, str) or not name or name == ALL_CORRUPTIONS:
-            got = f"other than {ALL_CORRUPTIONS!r}, which stands for their average; got {name!r}"
-            raise ValueError(f"A set needs a name {got}.")
+        if not isinstance(name, str) or name in ("", ALL_CORRUPTIONS):
+            wanted = f"other than {ALL_CORRUPTIONS!r}, which stands for their average"
+            raise ValueError(f"A set needs a name {wanted}; got {name!r}.")
     if repeated := sorted(_repeated(names)):
         got = f"and {ID!r} is the in-distribution data; got {', '.join(repeated)} twice"
         raise ValueError(f"Every set and group needs a name of its own, {got}. Rename one of them.")

@@ -195,7 +195,7 @@ def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], 
         return regression_loss(outputs.shape[-1], y) or "cross_entropy"
     if y.is_floating_point():
         raise ValueError(
-            "Targets that are all 0 or 1 may be labels or numbers: say loss='binary_cross_entropy' or loss='mse'."
+            "Targets that are all 0 or 1 may be labels or numbers: say loss='binary_cross_entropy' or 'mse'."
         )
     return "binary_cross_entropy"
 
@@ -270,18 +270,17 @@ def _rocs(task: Task, samples: Sequence[Sample]) -> Iterator[results.Roc]:
 def _histograms(task: Task, samples: Sequence[Sample]) -> Iterator[results.Histogram]:
     ranked = {part.info.name: np.sort(part.columns["scores"].numpy()).astype(np.float64) for part in samples}
     for place, score in enumerate(task.score_names):
-        edges, logarithmic = _edges(np.concatenate([values[place] for values in ranked.values()]))
+        low, middle, high = np.quantile(
+            np.concatenate([values[place] for values in ranked.values()]), [0.001, 0.5, 0.999]
+        )
+        # In even bins most of a skewed score would be in one: there edges grow by a factor.
+        logarithmic = bool(low >= 0 and 0 < middle < high / 6)
+        edges = np.histogram_bin_edges([], _HISTOGRAM_BINS, (low, high))
+        if logarithmic:
+            edges = np.geomspace(max(low, high * 1e-5), high, _HISTOGRAM_BINS + 1)
         shown = floats(edges)
         for name, values in ranked.items():
             # What lies outside counts in the first and in the last bin.
             below = np.append(np.searchsorted(values[place], edges[1:-1]), values.shape[1])
             shares = np.diff(below, prepend=0) / values.shape[1]
             yield results.Histogram(name, score, shown, floats(shares), logarithmic)
-
-
-def _edges(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], bool]:
-    """Return edges of bins, and whether they grow by a factor: in even bins most of a skewed score would be in one."""
-    low, middle, high = (float(end) for end in np.quantile(values, [0.001, 0.5, 0.999]))
-    if low >= 0 and 0 < middle < high / 6:
-        return np.geomspace(max(low, high * 1e-5), high, _HISTOGRAM_BINS + 1), True
-    return np.histogram_bin_edges([], _HISTOGRAM_BINS, (low, high)), False

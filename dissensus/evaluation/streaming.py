@@ -4,7 +4,6 @@ Member outputs are dropped batch by batch, but for those of (some of) the known 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import nan
 from operator import attrgetter
@@ -256,8 +255,15 @@ class Reader:
             self.task.check_targets(y, self.shape[1], name, start)
         # The first batch is looked at, which cannot be captured.
         run = program.function if self.shape is None else program
-        with _named(name, raw):
+        try:
             outputs, usable, columns = run(raw, targets)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as problem:
+            raise ValueError(
+                f"Members cannot read set {name!r}, whose inputs are {describe(raw)}: {problem}. Give inputs as in training, or a "
+                "`transform` that makes them so."
+            ) from problem
         self._check_batch(outputs, len(raw), name)
         if raw.is_cuda:
             # The program's next run overwrites what it returned.
@@ -339,17 +345,3 @@ class _Kept:
     def columns(self) -> Columns:
         """Return the columns of the whole set, on the CPU."""
         return {name: memory[..., : self._rows].contiguous().cpu() for name, memory in self._memory.items()}
-
-
-@contextmanager
-def _named(name: str, raw: Batch) -> Iterator[None]:
-    """Say on which set members failed, which their own errors do not."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as problem:
-        raise ValueError(
-            f"Members cannot read set {name!r}, whose inputs are {describe(raw)}: {problem}. Give inputs as in training, or a "
-            "`transform` that makes them so."
-        ) from problem

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from dissensus.evaluation.comparison import UNDIRECTED, Comparison, Difference
+from dissensus.evaluation.comparison import UNDIRECTED, Comparison
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Evaluation, find
 from dissensus.metrics import OOD_METRICS
 
@@ -126,8 +126,8 @@ def _sets_but(result: Evaluation, kind: str) -> list[str]:
 
 def severity_table(result: Evaluation, score: str) -> Cells:
     """Return accuracy, calibration and AUROC of one score at each severity, averaged over corruptions."""
-    columns = {title_of(metric): (metric, None) for metric in ("accuracy", "nll", "ece", "smooth_ece")}
-    columns |= {f"AUROC of {title_of(score)}": ("auroc", score)}
+    columns: dict[str, tuple[str, str | None]] = {f"AUROC of {title_of(score)}": ("auroc", score)}
+    columns = {title_of(metric): (metric, None) for metric in ("accuracy", "nll", "ece", "smooth_ece")} | columns
     rows = [
         [
             str(level),
@@ -170,6 +170,8 @@ def metrics_table(result: Evaluation, score: str) -> Cells:
 def comparison_table(comparison: Comparison, score: str | None = None) -> Cells:
     """Return the differences of predictions, and of AUROCs of one score or all, between two runs."""
     verdicts = {"first": comparison.first, "second": comparison.second, "": "–"}
+    whole = [one for one in comparison.differences if one.member is one.severity is one.label is None]
+    shown = [one for one in whole if one.score is None or (one.metric == "auroc" and score in (None, one.score))]
     rows = [
         [
             title_of(one.metric) + (f" of {title_of(one.score)}" if one.score else ""),
@@ -179,8 +181,8 @@ def comparison_table(comparison: Comparison, score: str | None = None) -> Cells:
             f"{_signed(one.value)} [{_signed(one.low)}, {_signed(one.high)}]",
             verdicts[one.better],
         ]
-        for one in comparison.differences
-        if _in_comparison(one, score)
+        for one in shown
+        if one.metric not in UNDIRECTED
     ]
     return ["number", "set", comparison.first, comparison.second, "difference", "clearly better"], rows
 
@@ -221,12 +223,6 @@ def _name_of_group(result: Evaluation, name: str) -> str:
         return _name_of_set(name)
     size = len(result.groups[name])
     return f"{name} ({f'mean of {size}' if size > 1 else '1 set'})"
-
-
-def _in_comparison(one: Difference, score: str | None) -> bool:
-    if one.metric in UNDIRECTED or any(part is not None for part in (one.member, one.severity, one.label)):
-        return False
-    return one.score is None or (one.metric == "auroc" and score in (None, one.score))
 
 
 def _signed(value: float) -> str:

@@ -168,9 +168,9 @@ def score_histograms(scores: Mapping[str, Values], ax: "Axes", *, bins: int = 40
         raise ValueError("`scores` must name at least one set; got none.")
     edges = np.histogram_bin_edges(np.concatenate(list(arrays.values())), bins).tolist()
     for index, (name, values) in enumerate(arrays.items()):
-        look = {"density": True, "color": COLOURS[index % len(COLOURS)]}
-        ax.hist(values, edges, histtype="stepfilled", alpha=0.25, **look)
-        ax.hist(values, edges, histtype="step", linewidth=1.4, label=name, **look)
+        colour = COLOURS[index % len(COLOURS)]
+        ax.hist(values, edges, density=True, histtype="stepfilled", color=colour, alpha=0.25)
+        ax.hist(values, edges, density=True, histtype="step", color=colour, linewidth=1.4, label=name)
     ax.set(xlabel=xlabel, ylabel="density")
     ax.legend(frameon=False, fontsize="small")
 

@@ -158,7 +158,8 @@ def votes_sheet(items: Sequence[Disputed], class_names: Sequence[str]) -> "Figur
     """Draw pictures in rows of three, each with what it is, what the ensemble says, and what the members say."""
     from matplotlib.figure import Figure
 
-    rows, look = ceil(len(items) / _PICTURES_A_ROW), {"ha": "center", "va": "top", "fontsize": 8}
+    rows = ceil(len(items) / _PICTURES_A_ROW)
+    look: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 8}
     figure = Figure(figsize=(1.5 * _PICTURES_A_ROW, 2.3 * rows))
     # Under each picture there is room for its lines.
     figure.subplots_adjust(0.016, 0.378 / rows, 0.984, 1 - 0.03 / rows, wspace=0.1, hspace=0.69)

@@ -22,13 +22,13 @@ from dissensus.reporting.diagnosis import Runs, collusion
 
 @dataclass(frozen=True)
 class About:
-    """What a page shows of a task: score and numbers, parts of uncertainty, what it claims, and how to read the main numbers."""
+    """What a page shows of a task: score and numbers, parts of uncertainty, how to read the main numbers, and what they claim."""
 
     score: str
     headlines: tuple[str, ...]
     parts: tuple[str, ...]
-    claims: str
     reading: str
+    claims: str = "confidence"
 
 
 _ENTROPIES = ("expected_entropy", "mutual_information")
@@ -38,7 +38,6 @@ TASKS: Mapping[str, About] = {
         "total_entropy",
         ("accuracy", "smooth_ece"),
         _ENTROPIES,
-        "confidence",
         "Accuracy should be high. NLL and Brier score judge the whole predicted distribution; ECE and smooth ECE "
         "are the average gap between confidence and accuracy; these four should be low. A mean member accuracy below the "
         "ensemble's is what averaging gains.",
@@ -47,7 +46,6 @@ TASKS: Mapping[str, About] = {
         "total_entropy",
         ("label_accuracy", "ece"),
         _ENTROPIES,
-        "confidence",
         "Average precision and AUROC say how well inputs with a label are ranked before those without, averaged over labels; "
         "label accuracy is the share of answers that are right, subset accuracy that of inputs with all of them right. These should be "
         "high; NLL, Brier score and ECE, averaged over answers, should be low.",
@@ -56,23 +54,19 @@ TASKS: Mapping[str, About] = {
         "total_variance",
         ("rmse", "coverage_90"),
         _VARIANCES,
-        "intervals",
         "RMSE is the typical error; NLL and CRPS judge the whole predicted distribution; these should be low. "
         "Intervals that claim 90 % should hold about 90 % of the targets.",
+        "intervals",
     ),
     "points": About(
-        "knowledge_variance",
-        ("rmse", "mae"),
-        _VARIANCES,
-        "confidence",
-        "RMSE and MAE are typical errors and should be low.",
+        "knowledge_variance", ("rmse", "mae"), _VARIANCES, "RMSE and MAE are typical errors and should be low."
     ),
     "own": About(
         "knowledge_variance",
         ("loss",),
         (),
-        "quantiles",
         "The loss is the one that the ensemble was trained by, of the members' mean output; it should be low.",
+        "quantiles",
     ),
 }
 # What curves show beside the chosen score, where it was computed.
@@ -85,10 +79,8 @@ Blocks = Iterator[Block]
 
 def main_numbers(runs: Runs, score: str) -> Blocks:
     """Metrics of the predictions on every labelled set, with intervals."""
-    table, reading = (
-        as_table(tables.prediction_table(runs), "Predictions on inputs with known answers"),
-        TASKS[runs[0].task].reading,
-    )
+    table = as_table(tables.prediction_table(runs), "Predictions on inputs with known answers")
+    reading = TASKS[runs[0].task].reading
     if all(run.bootstrap for run in runs):
         reading += " In brackets: 95 % intervals, within which the number would lie had other inputs of the same kind been drawn."
     if len(runs) > 1:
@@ -104,13 +96,11 @@ _LARGE_IS_GOOD = tuple(map(title_of, BEST_HIGH))
 
 def _best_runs(table: Table) -> list[tuple[int, int]]:
     """Return the best cells of each set: rows of one set, in the second column, compete."""
-    sets = [
-        [row for row, cells in enumerate(table.rows) if cells[1] == name] for name in {row[1] for row in table.rows}
-    ]
     found = []
-    for column, title in enumerate(table.columns[2:], start=2):
-        if title != title_of("coverage_90"):  # neither large nor small is good
-            for rows in sets:
+    for name in {row[1] for row in table.rows}:
+        rows = [number for number, row in enumerate(table.rows) if row[1] == name]
+        for column, title in enumerate(table.columns[2:], start=2):
+            if title != title_of("coverage_90"):  # neither large nor small is good
                 found += best_cells(table, rows, column, large=title in _LARGE_IS_GOOD)
     return found
 
@@ -201,7 +191,13 @@ def detection(runs: Runs, score: str) -> Blocks:
     )
     if any(tables.detection_sets(run) for run in runs):
         for run in runs:
-            yield from _detection_tables(run, score, _of(run, runs))
+            of_run = _of(run, runs)
+            caption = f"AUROC{of_run}: how well each score tells each set from known inputs"
+            told = as_table(tables.detection_table(run), caption)
+            rows, columns = range(len(told.rows)), range(1, len(told.columns))
+            best = [cell for column in columns for cell in best_cells(told, rows, column, large=True)]
+            yield replace(told, best=best, main={run.score_names.index(name) for name in (score, best_score(run))})
+            yield as_table(tables.metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}")
         yield from _histograms(runs, score)
         yield from _rocs(runs, score)
 
@@ -209,14 +205,6 @@ def detection(runs: Runs, score: str) -> Blocks:
 def _of(run: Evaluation, runs: Runs) -> str:
     """Return whose a table is, where a page has several runs."""
     return f" of {run.name}" if len(runs) > 1 else ""
-
-
-def _detection_tables(run: Evaluation, score: str, of_run: str) -> Blocks:
-    told = as_table(tables.detection_table(run), f"AUROC{of_run}: how well each score tells each set from known inputs")
-    rows, columns = range(len(told.rows)), range(1, len(told.columns))
-    best = [cell for column in columns for cell in best_cells(told, rows, column, large=True)]
-    yield replace(told, best=best, main={run.score_names.index(name) for name in (score, best_score(run))})
-    yield as_table(tables.metrics_table(run, score), f"Other metrics{of_run}, by {title_of(score)}")
 
 
 def told_apart(run: Evaluation) -> list[str]:
@@ -362,9 +350,9 @@ def alarm(runs: Runs, score: str) -> Blocks:
         columns = ["run", "score", "calibrated on", "allowed", *sets, "covered", "wanted"]
         rows = []
         for name, check in found.items():
-            shares = [f"{check.flagged[one]:.3f}" if one in check.flagged else "–" for one in sets]
+            flagged = [f"{check.flagged[one]:.3f}" if one in check.flagged else "–" for one in sets]
             head = [name, title_of(check.score), str(check.calibrated_on), f"{check.false_alarms:g}"]
-            rows.append([*head, *shares, f"{check.covered:.3f}", f"{check.coverage:g}"])
+            rows.append([*head, *flagged, f"{check.covered:.3f}", f"{check.coverage:g}"])
         yield as_table((columns, rows), "Share of each set that raised the alarm, and coverage")
     for name, check in found.items():
         figure, ax = figures.panel(name)
@@ -440,19 +428,17 @@ def single_inputs(runs: Runs, score: str) -> Blocks:
         "heading to sort. What is wrong and certain is worth a look: an ensemble cannot warn of it."
     )
     for run in runs:
-        if run.examples:
-            yield _examples(run, limit, _of(run, runs))
-
-
-def _examples(run: Evaluation, limit: int, of_run: str) -> Table:
-    what, names, answer = run.target or "target", run.examples[0].scores, _value_answer
-    head = [f"predicted {what}", f"true {what}", "error", *(_deviation(name, "") for name in names)]
-    if run.task == "classification":
-        head, answer = ["predicted", "truth", "right", "confidence", *map(title_of, names)], _class_answer
-    shown = [(part, place, index) for part in run.examples for place, index in enumerate(part.index[:limit])]
-    rows = [[part.set, index, *answer(run, part, place)] for part, place, index in shown]
-    most = max(len(part.index[:limit]) for part in run.examples)
-    return Table(["set", "input", *head], rows, f"The {most} least certain inputs{of_run} of each set", search=True)
+        if not run.examples:
+            continue
+        what, names, answer = run.target or "target", run.examples[0].scores, _value_answer
+        head = [f"predicted {what}", f"true {what}", "error", *(_deviation(name, "") for name in names)]
+        if run.task == "classification":
+            head, answer = ["predicted", "truth", "right", "confidence", *map(title_of, names)], _class_answer
+        shown = [(part, place, index) for part in run.examples for place, index in enumerate(part.index[:limit])]
+        rows = [[part.set, index, *answer(run, part, place)] for part, place, index in shown]
+        most = max(len(part.index[:limit]) for part in run.examples)
+        caption = f"The {most} least certain inputs{_of(run, runs)} of each set"
+        yield Table(["set", "input", *head], rows, caption, search=True)
 
 
 def _class_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
