@@ -116,12 +116,7 @@ def _check(program: torch.fx.GraphModule, kept: Attributes, drew_nothing: bool) 
     replaced = {tensor.untyped_storage().data_ptr() for tensor in kept.replaced() if _is_real(tensor)}
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
-            if draws(node.target, node.args, node.kwargs):
-                raise NotTraceableError(f"it draws random numbers outside dropout layers ({node.target})")
-            given = zip(node.target._schema.arguments, node.args, strict=False)
-            written = [source for argument, source in given if argument.alias_info and argument.alias_info.is_write]
-            if any(isinstance(source, Node) and source.op == "get_attr" for source in written):
-                raise NotTraceableError("it changes a tensor that is neither parameter nor buffer")
+            _check_operation(node)
         elif node.op == "get_attr":
             constant = getattr(program, str(node.target))
             if _is_real(constant) and constant.untyped_storage().data_ptr() in replaced:
@@ -130,6 +125,16 @@ def _check(program: torch.fx.GraphModule, kept: Attributes, drew_nothing: bool) 
 
 def _is_real(value: object) -> bool:
     return type(value) in (Tensor, nn.Parameter)
+
+
+def _check_operation(node: Node) -> None:
+    target: Any = node.target
+    if draws(target, node.args, node.kwargs):
+        raise NotTraceableError(f"it draws random numbers outside dropout layers ({target})")
+    given = zip(target._schema.arguments, node.args, strict=False)
+    written = [source for argument, source in given if argument.alias_info and argument.alias_info.is_write]
+    if any(isinstance(source, Node) and source.op == "get_attr" for source in written):
+        raise NotTraceableError("it changes a tensor that is neither parameter nor buffer")
 
 
 @contextmanager

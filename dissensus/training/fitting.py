@@ -388,7 +388,7 @@ def fit(
         >>> len(run.history), run.history.columns[:4]
         (8, ['epoch', 'step', 'member', 'loss'])
     """
-    members, data, held = as_members(members), as_data(data, "data"), as_data(validation, "validation")
+    members, data, held = as_members(members), _loaded(data, "data"), _loaded(validation, "validation")
     objective = members.adapt(_objective_of(members, data) if objective is None else objective)
     # What a run is asked for are these arguments, by their names.
     asked = locals() | {
@@ -422,6 +422,11 @@ def fit(
     whole.catch_up()
     whole.after_training(data)
     return run
+
+
+def _loaded(data: Any, name: str) -> Any:
+    """Return the tensors of a path, or of what was loaded from one; all else as it came."""
+    return as_data(data, name) if isinstance(data, str | Path | Loaded) else data
 
 
 def _objective_of(members: Members, data: Any) -> Objective:
