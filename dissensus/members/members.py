@@ -209,7 +209,10 @@ class Members(nn.Module, ABC):
     def adapt(self, objective: Any) -> Any:
         """Return an objective as this kind trains with it, or say why it cannot."""
         if objective.couples and not self.comparable:
-            raise ValueError(f"{type(objective).__name__} compares members; {type(self).__name__} trains one network.")
+            raise ValueError(
+                f"{type(objective).__name__} compares members, and {type(self).__name__} trains one network: there is nothing to "
+                "compare. Take an objective such as Independent."
+            )
         return objective
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
