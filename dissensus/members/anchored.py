@@ -390,7 +390,8 @@ class _SomeMembers(View):
         """How many members were picked."""
         return len(self.chosen)
 
-    def _forward(self, x: Any, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
+    def through(self, run: Callable[..., Tensor] | None, x: Any, *, own: bool = False) -> Tensor:
+        """Run these members as they are in evaluation, whatever the pass."""
         anchored = self.members
         assert isinstance(anchored, Anchored)
         anchored.check_inputs(x, own)

@@ -75,9 +75,7 @@ def _with_fixed_masks(member: nn.Module, example: Any) -> nn.Module:
     """Return one draw of a network's dropout with the masks that it draws written down."""
     assert isinstance(member, DropoutMember)
     if member.masks == "input":
-        raise ValueError(
-            "With masks='input' members hash inputs, which no file can. Use MCDropout(..., masks='member')."
-        )
+        raise ValueError("With masks='input' members hash inputs, as no file can. Use MCDropout(..., masks='member').")
     drawn: dict[SampledDropout, list[Tensor]] = {
         part: [] for part in member.modules() if isinstance(part, SampledDropout)
     }

@@ -209,7 +209,10 @@ class Members(nn.Module, ABC):
     def adapt(self, objective: Any) -> Any:
         """Return an objective as this kind trains with it, or say why it cannot."""
         if objective.couples and not self.comparable:
-            raise ValueError(f"{type(objective).__name__} compares members; {type(self).__name__} trains one network.")
+            raise ValueError(
+                f"{type(objective).__name__} compares members, and {type(self).__name__} trains one network: there is nothing to "
+                "compare. Take an objective such as Independent."
+            )
         return objective
 
     def after_epoch(self, epoch: int, epochs: int) -> None:
@@ -401,7 +404,7 @@ class View:
 
     def __call__(self, x: Batch) -> Tensor:
         """Run on one batch for all, `(batch, ...)`."""
-        return self._forward(x, own=False)
+        return self.through(None, x)
 
     def each(self, x: Batch) -> Tensor:
         """Run each member on inputs of its own, `(members, batch, ...)`."""
@@ -410,11 +413,7 @@ class View:
                 f"`each` wants inputs shaped (members={self.num_members}, batch, ...); got {tuple(x.shape)}. "
                 "For one batch shared by all members call the ensemble itself."
             )
-        return self._forward(x, own=True)
-
-    def through(self, run: Callable[..., Tensor], x: Batch, *, own: bool = False) -> Tensor:
-        """Run a pass that a kind has beside its usual ones: a method of its with the arguments of `Members.run`."""
-        return self._forward(x, own, run)
+        return self.through(None, x, own=True)
 
     def next_through(self, run: Callable[..., Tensor]) -> None:
         """Have the next pass of training go through `run`, with the arguments of `Members.run`, instead of the usual one."""
@@ -424,7 +423,8 @@ class View:
         """Return the noise keys of the last pass, `(members,)`: what it drew can be drawn again from them."""
         return fold(self.keys(), self._pass)
 
-    def _forward(self, x: Batch, own: bool, run: Callable[..., Tensor] | None = None) -> Tensor:
+    def through(self, run: Callable[..., Tensor] | None, x: Batch, *, own: bool = False) -> Tensor:
+        """Run a pass that a kind has beside its usual ones: a method of its with the arguments of `Members.run`; or the usual one."""
         buffers = self.buffers
         if self._traceless:
             constant = self.members.shared_buffers

@@ -212,9 +212,7 @@ class _Thinned:
         if function_name(node) in ("cat", "concat", "concatenate") and len(pairs) == len(found) > 0:
             return sum(old for old, _ in pairs), sum(new for _, new in pairs)
         if len(set(found)) > 1:
-            raise ValueError(
-                f"{node.name!r} joins widths that are thinned differently, as of inputs and hidden features."
-            )
+            raise ValueError(f"{node.name!r} joins widths that are thinned differently, as of inputs and hidden ones.")
         return found[0] if found else None
 
     def _layer(self, node: fx.Node, module: Any, given: tuple[int, int] | None) -> tuple[int, int] | None:
