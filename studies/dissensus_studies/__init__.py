@@ -39,8 +39,7 @@ class Study:
         """
         run = import_module(self.module).run
         taken = signature(run).parameters
-        # Image studies say themselves what they do not have.
-        lacking = [name for name in options if name not in taken and "options" not in taken]
+        lacking = [name for name in options if name not in taken]
         if data is not None and not self.reads_data:
             lacking.append("data")
         if lacking:

@@ -5,7 +5,6 @@ Intervals are 95 % ones over seeds, by Student's law; where there is one seed th
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, product
-from numbers import Number
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -79,7 +78,7 @@ def as_floats(value: Any) -> Any:
         return {key: as_floats(each) for key, each in value.items()}
     if isinstance(value, list):
         return [as_floats(each) for each in value]
-    return float(value) if isinstance(value, Number) and not isinstance(value, bool) else value
+    return value if isinstance(value, str | bool | None) else float(value)
 
 
 def framed(records: Sequence[Record]) -> pd.DataFrame:

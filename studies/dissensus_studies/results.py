@@ -199,9 +199,9 @@ def table_of(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
         return markdown(header, lines)
     if layout["kind"] == "transposed":
         for line in layout["rows"]:
-            group = "group" in line
-            cells = ["" if group else _cell(row, line["key"], line["pattern"], line["style"]) for row in rows]
-            lines.append([line["group" if group else "label"], *cells])
+            spec = None if "group" in line else (line["key"], line["pattern"], line["style"])
+            cells = ["" if spec is None else _cell(row, *spec) for row in rows]
+            lines.append([line["group" if spec is None else "label"], *cells])
         return markdown([layout["corner"], *(row["arm"][0] for row in rows)], lines, layout["rule"])
     patterns, styles = layout["patterns"], layout["style"]
     for row, before in zip(rows, [None, *rows], strict=False):
@@ -225,10 +225,10 @@ def _cell(row: Record, name: str, pattern: str, style: str) -> str:
 
 def floor_sentence(rows: Sequence[Record], images: int) -> str:
     """Say how large a calibration error is by chance, and which arms are not told apart from the best one."""
-    floors = {row["arm"][0]: ece_floor(typical_confidence(float(row["numbers"]["accuracy"]), images)) for row in rows}
-    errors = {row["arm"][0]: float(row["numbers"]["ECE"]) for row in rows}
-    best = min(errors, key=errors.__getitem__)
-    noise = [name for name, error in errors.items() if name != best and error - errors[best] < floors[name]]
+    arms = {row["arm"][0]: as_floats(row["numbers"]) for row in rows}
+    floors = {name: ece_floor(typical_confidence(own["accuracy"], images)) for name, own in arms.items()}
+    best = min(arms, key=lambda name: arms[name]["ECE"])
+    noise = [name for name, own in arms.items() if name != best and own["ECE"] - arms[best]["ECE"] < floors[name]]
     return (
         f"A perfectly calibrated model of these accuracies has an ECE of {min(floors.values()):.3f} to {max(floors.values()):.3f} on "
         f"{images} images, by chance alone. Within that noise of the least ({best}): {', '.join(noise) or 'none'}."

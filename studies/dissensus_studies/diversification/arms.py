@@ -183,9 +183,9 @@ def train_heads(setting: Setting, features: Features, material: Material) -> tup
         logits = predict(alone, x)[0]
         threshold = float(torch.quantile(logits.softmax(-1).amax(-1).float()[: 10**6], UNSURE_SHARE))
         active = setting.active or None
-        data, objective = obj.two_stage(x, y, logits, threshold, strength=setting.strength, active=active)
-        run = fit(heads, data, objective=objective, epochs=ceil(epochs / train.passes), **chosen)
-        return heads, run, {"threshold": round(threshold, 5), "unsure": len(objective.ood_data)}  # type: ignore[arg-type]
+        data, staged = obj.two_stage(x, y, logits, threshold, strength=setting.strength, active=active)
+        run = fit(heads, data, objective=staged, epochs=ceil(epochs / train.passes), **chosen)
+        return heads, run, {"threshold": round(threshold, 5), "unsure": len(staged.ood_data)}  # type: ignore[arg-type]
     guard = None
     if setting.guard.startswith("held-out"):
         assert features.validation is not None

@@ -29,7 +29,7 @@ from dissensus_studies.diversification.measures import Judged
 from dissensus_studies.diversification.settings import FEW
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.image_arms import augmentation, fit_images, on_pixels, training_record
-from dissensus_studies.harness.image_sets import Images, ImageSets, image_folder
+from dissensus_studies.harness.image_sets import ImageSets, image_folder
 from dissensus_studies.harness.image_study import Work
 from dissensus_studies.masksembles import small_network
 
@@ -124,17 +124,14 @@ class Material:
     @cached_property
     def images(self) -> Judged:
         """Images that ensembles are judged by, on the device."""
-        sets = self.sets
-        ood = {
-            name: (x[len(x) // 2 :] if name in self.source_names else x).to(self.device) for name, x in sets.ood.items()
-        }
+        sets, used = self.sets, self.source_names
+        ood = {name: (x[len(x) // 2 :] if name in used else x).to(self.device) for name, x in sets.ood.items()}
         few = sets.test.x[: QUICK_CORRUPTED if self.quick else CORRUPTED_IMAGES].to(self.device)
         corrupted = {
             f"C-{level}": {name: corrupt(few, name, level, self.seed) for name in self.corruptions}
             for level in SEVERITIES
         }
-        unused = [name for name in ood if name not in self.source_names]
-        groups = {**sets.ood_groups, UNUSED: unused}
+        groups = {**sets.ood_groups, UNUSED: [name for name in ood if name not in used]}
         return Judged(sets.test.x.to(self.device), sets.test.y.to(self.device), ood, corrupted, groups)
 
     def features(self, backbone: str) -> Features:
@@ -178,11 +175,7 @@ class Material:
 
 def of_first_classes(sets: ImageSets, classes: int) -> ImageSets:
     """Return the sets with images of the first classes only."""
-
-    def part(images: Images) -> Images:
-        return images.rows(images.y < classes)
-
-    train, validation, test = map(part, (sets.train, sets.validation, sets.test))
+    train, validation, test = (part.rows(part.y < classes) for part in (sets.train, sets.validation, sets.test))
     return replace(sets, train=train, validation=validation, test=test, num_classes=classes)
 
 

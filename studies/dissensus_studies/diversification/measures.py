@@ -238,9 +238,7 @@ def image_detectors(members: Members, sets: ImageSets, images: Judged) -> Record
 def detector_record(train: Tensor, labels: Tensor, judged: Judged) -> Record:
     """Return the AUROC of each detector, fitted to features of training images, as of scores."""
     train, labels = train[:DETECTOR_IMAGES].float(), labels[:DETECTOR_IMAGES].to(train.device)
-    fitted = [
-        make(train, labels, **({"k": min(50, len(train))} if name == "nearest_neighbours" else {}))
-        for name, make in DETECTORS.items()
-    ]
+    options = {"nearest_neighbours": {"k": min(50, len(train))}}
+    fitted = [make(train, labels, **options.get(name, {})) for name, make in DETECTORS.items()]
     scores = judged.map(lambda x: torch.stack([each.score(x.float()).double() for each in fitted]))
     return detection_record(list(DETECTORS), scores)

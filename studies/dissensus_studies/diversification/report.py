@@ -182,7 +182,7 @@ def _guided_claims(family: Family) -> Iterator[Claim]:
         if not guided or not deep:
             continue
         scores = {part: [score for score in guided[0]["auroc"][part] if score != PDS] for part in pds}
-        for statement, cases in {
+        judged: dict[str, Mapping[str, Case]] = {
             "Loss-guided members give more different answers on every set than a deep ensemble's": _pairs(
                 guided, deep, {part: ("unique", part) for part in deep[0]["unique"]}
             ),
@@ -197,7 +197,8 @@ def _guided_claims(family: Family) -> Iterator[Claim]:
                 part: ((guided, place), {score: (guided, auroc(part, score)) for score in scores[part]})
                 for part, place in pds.items()
             },
-        }.items():
+        }
+        for statement, cases in judged.items():
             yield above(f"{statement}; {words}.", cases)
         yield from _generalisation(guided, deep, words)
         lost = member_loss(guided, deep)

@@ -24,11 +24,11 @@ def with_interval(value: Sequence[float | None] | None) -> str | None:
 
 def auroc_columns(records: Mapping[str, Record], score: str) -> dict[str, Callable[[Record], object]]:
     """Return a column with the AUROC of a score for each unknown set that some arm has."""
-    return {
-        part: lambda each, part=part: with_interval(each["auroc"].get(part, {}).get(score))
-        for record in records.values()
-        for part in record["auroc"]
-    }
+
+    def column(part: str) -> Callable[[Record], object]:
+        return lambda record: with_interval(record["auroc"].get(part, {}).get(score))
+
+    return {part: column(part) for record in records.values() for part in record["auroc"]}
 
 
 def arms_table(

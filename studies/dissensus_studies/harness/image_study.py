@@ -4,7 +4,7 @@ A study gives its arms and what it makes of their records (`Page`): claims, figu
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,6 @@ class Options:
     )
     seconds: float | None = None  # Train each arm for about so long.
     repeats: int | None = None  # Run so many seeds.
-
-
-_OF_SOME = {"setting", "backbone", "seconds", "repeats"}
-_OF_ALL = {each.name for each in fields(Options)} - _OF_SOME
 
 
 @dataclass(frozen=True)
@@ -85,12 +81,29 @@ class ImageStudy:
     options: Sequence[str] = ()  # What it can be asked for that not every study can.
     do: Callable[..., Arms] = run_arms  # Does the arms; `run_arms` unless a study does it another way.
 
-    def run(self, output: Path, *, setting: str | None = None, **options: Any) -> Path:
+    def run(
+        self,
+        output: Path,
+        *,
+        quick: bool = False,
+        seed: int = 0,
+        data: Path | None = None,
+        epochs: int | None = None,
+        minutes: float | None = None,
+        limit: int | None = None,
+        arms: Sequence[str] | None = None,
+        known: str | None = None,
+        setting: str | None = None,
+        backbone: str | None = None,
+        seconds: float | None = None,
+        repeats: int | None = None,
+    ) -> Path:
         """Run the study, or another `setting` of it; return the path of its page. `Options` says what the others are."""
-        given = {name for name, value in {**options, "setting": setting}.items() if value is not None}
-        for name in given - _OF_ALL - set(self.options):
-            raise ValueError(f"This study has no option {name}. Leave it out.")
-        asked = Options(output, **options)
+        of_some = {"setting": setting, "backbone": backbone, "seconds": seconds, "repeats": repeats}
+        for name, value in of_some.items():
+            if value is not None and name not in self.options:
+                raise ValueError(f"This study has no option {name}. Leave it out.")
+        asked = Options(output, quick, seed, data, epochs, minutes, limit, arms, known, backbone, seconds, repeats)
         if setting is None:
             return self.run_with(asked)
         if setting not in self.settings:

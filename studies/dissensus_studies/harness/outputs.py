@@ -56,18 +56,16 @@ class Outputs:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table with aligned columns."""
     cells = [list(columns), *([cell_text(value) for value in row] for row in rows)]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
-    for row in cells:
-        first, *others = zip(row, widths, strict=True)
-        print("  ".join([first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)]))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for first, *others in cells:
+        print("  ".join([first.ljust(widths[0]), *(map(str.rjust, others, widths[1:]))]))
 
 
 def as_markdown(table: Table) -> str:
     """Return a table as Markdown, its caption above it."""
     rows = (table.columns, ["---"] * len(table.columns), *table.rows)
     lines = ["| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |" for row in rows]
-    head = [f"**{table.caption}**", ""] if table.caption else []
-    return "\n".join([*head, *lines, ""])
+    return "\n".join([*([f"**{table.caption}**", ""] if table.caption else []), *lines, ""])
 
 
 def _as_json(value: Any) -> Any:
