@@ -81,13 +81,15 @@ def _read(hint: Any, value: Any) -> Any:
         return _OTHER if _OTHER in items else whole
     if hint is float and type(value) is int:
         return float(value)
+    return value if _is_of(value, hint, origin) else _OTHER
+
+
+def _is_of(value: Any, hint: Any, origin: Any) -> bool:
     if origin is Literal:  # 1 is not True here
-        fits = (value, type(value)) in [(word, type(word)) for word in args]
-    elif _is_kind(origin, Mapping):
-        fits = isinstance(value, Mapping)
-    else:
-        fits = hint is Any or type(value) is hint
-    return value if fits else _OTHER
+        return (value, type(value)) in [(word, type(word)) for word in get_args(hint)]
+    if _is_kind(origin, Mapping):
+        return isinstance(value, Mapping)
+    return hint is Any or type(value) is hint
 
 
 def _words(hint: Any) -> str:
