@@ -19,7 +19,7 @@ from dissensus.data.images import describe_shape
 from dissensus.members import KINDS as KINDS
 from dissensus.objectives import OBJECTIVES as OBJECTIVES
 from dissensus.objectives import Independent, Objective
-from dissensus.recipes.settings import checked, choose, parameters
+from dissensus.recipes.settings import AUTO, checked, choose, parameters
 from dissensus.training import schedules
 from dissensus.training.optimizers import RULES
 
@@ -51,9 +51,6 @@ ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = MappingProxyType(
     {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU, "elu": nn.ELU}
 )
 
-AUTO = "auto"
-"""What a recipe says where the data is to decide."""
-
 # What networks call the sizes that follow from the data.
 _FROM_DATA = ("inputs", "channels", "outputs", "classes")
 
@@ -71,8 +68,7 @@ def resolve_objective(table: Mapping[str, Any], where: str = "[objective]") -> d
             raise ValueError(f"{key} in {where} belongs to the objective that {name} wraps; write it under {inside}.")
     elif "inner" in table:
         raise ValueError(f"{name} in {where} wraps no other objective; leave inner out.")
-    left_open = {"loss": AUTO} if "loss" in takes and table.get("loss", AUTO) == AUTO else {}
-    resolved = {"name": name, **checked(make, _options(table, "inner", *left_open), where), **left_open}
+    resolved = {"name": name, **checked(make, _options(table, "inner"), where, auto=["loss"])}
     return {**resolved, "inner": resolve_objective(inner, inside)} if wraps else resolved
 
 
@@ -138,7 +134,7 @@ def resolve_augment(table: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} in [augment] must be true, false or a table of options; got {options!r}.")
         if options is not False:
             given = {} if options is True else options
-            resolved[name] = checked(make, given, f"{name} of [augment]", without=("num_classes",))
+            resolved[name] = checked(make, given, f"{name} of [augment]", skip=("num_classes",))
     return resolved
 
 
@@ -163,7 +159,7 @@ def resolve_model(table: Mapping[str, Any], folder: Path = Path()) -> dict[str, 
     make = choose(ARCHITECTURES, name, "[model]")
     given = _options(table, "activation")
     # Sizes that the data decides, unless the recipe gives them.
-    resolved = {"name": name, **checked(make, given, "[model]", without=[n for n in _FROM_DATA if n not in given])}
+    resolved = {"name": name, **checked(make, given, "[model]", skip=[n for n in _FROM_DATA if n not in given])}
     if "activation" in table:
         choose(ACTIVATIONS, table["activation"], "[model]")
         resolved["activation"] = table["activation"]

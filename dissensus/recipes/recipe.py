@@ -30,7 +30,7 @@ from dissensus.recipes.data import (
     split_classes,
     without_left_out,
 )
-from dissensus.recipes.settings import changed, check_names, checked, choose, parameters, to_toml
+from dissensus.recipes.settings import AUTO, changed, check_names, checked, choose, parameters, to_toml
 from dissensus.training import Run, fit
 from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
 from dissensus.training.mesh import mesh_of
@@ -168,14 +168,14 @@ class Recipe:
         self.alarm.check(regression=sets.classes is None)
         training = dict(self.training)
         rows = len(sets.train)
-        if training["batch_size"] == choices.AUTO:
+        if training["batch_size"] == AUTO:
             # A power of two that cuts the rows into 16 batches or more, from 16 to 128.
             training["batch_size"] = max(16, min(128, 1 << max(rows // 16, 1).bit_length() - 1))
-        if training["epochs"] == choices.AUTO:
+        if training["epochs"] == AUTO:
             training["epochs"] = max(10, ceil(_STEPS / ceil(rows / training["batch_size"])))
             if sets.validation is not None:
                 training.setdefault("select", "ensemble_loss")
-        if training["checkpoint_every"] == choices.AUTO:
+        if training["checkpoint_every"] == AUTO:
             training["checkpoint_every"] = max(1, training["epochs"] // 20)
         return replace(self, objective=choices.with_loss(self.objective, sets.classes is None), training=training)
 
@@ -280,17 +280,14 @@ def _resolve_ensemble(table: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} in [ensemble] must be a whole number; got {own[name]!r}.")
     options = {key: value for key, value in table.items() if key not in _ENSEMBLE}
     kind = choose(choices.KINDS, own["kind"], "[ensemble]")
-    return own | checked(kind, options, "[ensemble]", without=_NOT_OPTIONS)
+    return own | checked(kind, options, "[ensemble]", skip=_NOT_OPTIONS)
 
 
 def _resolve_training(table: Mapping[str, Any]) -> dict[str, Any]:
-    apart = {"schedule": choices.resolve_schedule(table.get("schedule", "constant"))} | {
-        name: choices.AUTO
-        for name in ("epochs", "batch_size", "checkpoint_every")
-        if table.get(name, choices.AUTO) == choices.AUTO
-    }
-    given = {name: value for name, value in table.items() if name not in apart}
-    return checked(fit, given, "[training]", without=_NOT_TRAINING) | apart
+    given = {name: value for name, value in table.items() if name != "schedule"}
+    schedule = choices.resolve_schedule(table.get("schedule", "constant"))
+    auto = ("epochs", "batch_size", "checkpoint_every")
+    return {**checked(fit, given, "[training]", _NOT_TRAINING, auto), "schedule": schedule}
 
 
 class LoadedRun(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 _PLAIN = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Any: "any value"}
 _PLURALS = {"a number": "numbers", "a whole number": "whole numbers", "text": "texts"}
 _OTHER = object()
+AUTO = "auto"  # what a recipe says where the data is to decide
 
 
 def check_names(given: Iterable[str], known: Iterable[str], where: str, what: str = "key") -> None:
@@ -36,31 +37,33 @@ def choose(table: Mapping[str, Any], name: Any, where: str) -> Any:
     return table[name]
 
 
-def parameters(make: Callable[..., Any], without: Sequence[str] = ()) -> dict[str, inspect.Parameter]:
+def parameters(make: Callable[..., Any], skip: Sequence[str] = ()) -> dict[str, inspect.Parameter]:
     """Return what a function or class takes by name and a file can give, each annotated with its type."""
     # A class's own signature is meant, whatever subclasses do.
     hints = get_type_hints(make.__init__ if isinstance(make, type) else make)  # type: ignore[misc]
     return {
         name: parameter.replace(annotation=hints.get(name, Any))
         for name, parameter in inspect.signature(make).parameters.items()
-        if name not in without
+        if name not in skip
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         and _words(hints.get(name, Any))
     }
 
 
 def checked(
-    make: Callable[..., Any], given: Mapping[str, Any], where: str, without: Sequence[str] = ()
+    make: Callable[..., Any], given: Mapping[str, Any], where: str, skip: Sequence[str] = (), auto: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return arguments for a function, with its defaults filled in; names, types and what must be there are checked."""
-    known = parameters(make, without)
+    """Return arguments for a function, names and types checked, with its defaults, or "auto" for those that it names, filled in."""
+    known = parameters(make, skip)
     check_names(given, known, where)
     if lacking := [name for name, own in known.items() if own.default is own.empty and name not in given]:
         raise ValueError(f"{where} needs {' and '.join(lacking)}.")
     chosen = {}
     for name, own in known.items():
         value = _read(own.annotation, given.get(name, own.default))
-        if value is not _OTHER and (name in given or value is not None):
+        if name in auto and given.get(name, AUTO) == AUTO:
+            chosen[name] = AUTO
+        elif value is not _OTHER and (name in given or value is not None):
             chosen[name] = value
         elif name in given:
             raise ValueError(f"{name} in {where} must be {_words(own.annotation)}; got {given[name]!r}.")
@@ -78,13 +81,15 @@ def _read(hint: Any, value: Any) -> Any:
         return _OTHER if _OTHER in items else whole
     if hint is float and type(value) is int:
         return float(value)
+    return value if _is_of(value, hint, origin) else _OTHER
+
+
+def _is_of(value: Any, hint: Any, origin: Any) -> bool:
     if origin is Literal:  # 1 is not True here
-        fits = (value, type(value)) in [(word, type(word)) for word in args]
-    elif _is_kind(origin, Mapping):
-        fits = isinstance(value, Mapping)
-    else:
-        fits = hint is Any or type(value) is hint
-    return value if fits else _OTHER
+        return (value, type(value)) in [(word, type(word)) for word in get_args(hint)]
+    if _is_kind(origin, Mapping):
+        return isinstance(value, Mapping)
+    return hint is Any or type(value) is hint
 
 
 def _words(hint: Any) -> str:

@@ -106,11 +106,7 @@ def run_sweep(
     for (name, _, *trial), answer in _in_threads(train, arms, jobs):
         finished, busy = is_finished(folder / name), answer.startswith(_BUSY)
         if study is not None and not busy:  # else a process that shares the journal has it
-            from optuna.trial import TrialState
-
-            value = _validation_loss(folder / name) if finished else None
-            study.tell(*trial, value, state=None if finished else TrialState.FAIL)
-            answer += f", validation loss {value:.4f}" if finished else ""
+            answer += _tell(study, *trial, folder / name)
         say(f"{name}: {answer}")
         failed += [] if finished or busy else [name]
     if failed:
@@ -162,6 +158,15 @@ def _asked(study: Any, settings: Mapping[str, Any], trials: int) -> Iterator[tup
     while len(study.get_trials(deepcopy=False)) < trials:
         trial = study.ask()
         yield *_arm({key: _suggested(trial, key, values) for key, values in settings.items()}), trial.number
+
+
+def _tell(study: Any, trial: int, arm: Path) -> str:
+    """Tell optuna how an arm did; return it in words."""
+    from optuna.trial import TrialState
+
+    value = _validation_loss(arm) if is_finished(arm) else None
+    study.tell(trial, value, state=TrialState.FAIL if value is None else None)
+    return "" if value is None else f", validation loss {value:.4f}"
 
 
 def _study(folder: Path) -> Any:
