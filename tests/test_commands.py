@@ -286,6 +286,15 @@ class TestScoreTables:
         found = pd.concat([pd.read_parquet(out / f"{n}.parquet") for n in range(5)])
         assert found["customer_id"].tolist() == frame["customer_id"][:100].tolist()
 
+    def test_of_many_files_one_that_cannot_be_read_is_named_and_the_others_are_scored(self, table, tmp_path):
+        (tmp_path / "in").mkdir()
+        shutil.copy(table / "customers.csv", tmp_path / "in" / "b.csv")
+        (tmp_path / "in" / "a.csv").write_text("age\n31\n")
+        result = invoke("score", table / "run", tmp_path / "in" / "*.csv", "-o", tmp_path / "out")
+        assert result.exit_code == 3
+        assert f"{tmp_path / 'in' / 'a.csv'} was left out:" in result.stderr
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["b.csv"]
+
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
@@ -293,6 +302,7 @@ class TestScoreTables:
             (("{table}/*.csv", "-o", "out.csv"), "into a folder"),
             (("{table}/*.csv", "-o", "out", "--shard", "3/2"), "A shard is I/N"),
             (("{table}/customers.csv", "-o", "out.csv", "--shard", "1/2"), "one file has no parts"),
+            (("{table}/customers.csv", "-o", "out.csv", "--carry", "shoe"), "no column 'shoe' to carry"),
         ],
     )
     def test_what_cannot_be_done_is_said(self, table, tmp_path, monkeypatch, arguments, words):
@@ -672,6 +682,15 @@ def test_what_is_no_sweep_is_said(home, tmp_path, sweep):
     result = invoke("train", tmp_path / "s.toml", "-o", tmp_path / "arms")
     assert result.exit_code == 2
     assert "[sweep]" in result.stderr
+
+
+@pytest.mark.parametrize("more", ["", "trials = 2\n"])
+def test_a_slip_in_a_sweep_is_told_before_an_arm_is_trained(home, tmp_path, more):
+    (tmp_path / "s.toml").write_text(RECIPE + f'\n[sweep]\n"training.epoch" = [1, 2]\n{more}')
+    result = invoke("train", tmp_path / "s.toml", "-o", tmp_path / "arms")
+    assert result.exit_code == 2
+    assert "did you mean 'epochs'" in " ".join(result.stderr.split()).lower()
+    assert not (tmp_path / "arms").exists()
 
 
 def test_arms_are_no_parts_of_one_run(home, tmp_path, monkeypatch):

@@ -189,6 +189,7 @@ def test_the_page_shows_maps_over_images(tmp_path):
         ({"class_weights": (1.0, 2.0)}, "one number for each of 3 classes"),
         ({"id_data": (images()[0], images()[1].clamp_min(0) + 2)}, "must be class indices from 0 to 2"),
         ({"loss": "gaussian_nll"}, "maps of class logits and of point predictions"),
+        ({"id_data": (images()[0], torch.full_like(images()[1], -100))}, "No label of set 'id' counts"),
     ],
 )
 def test_what_cannot_be_read_gets_a_sentence(change, words):

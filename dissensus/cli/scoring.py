@@ -4,7 +4,7 @@ import csv
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from glob import glob, has_magic
 from os.path import commonpath, dirname, isfile
@@ -89,7 +89,8 @@ def _score_here(files: Sequence[tuple[str, Path]], *settings: Any) -> Iterator[i
     """Score files one after another; yield how many rows of each could not be read."""
     score_file = _scorer(*settings)
     for source, target in files:
-        yield _told(target, score_file(source, target, progress=_Line(source), say=partial(note, source)))
+        scored = partial(score_file, source, target, progress=_Line(source), say=partial(note, source))
+        yield _told(source, target, scored, alone=len(files) == 1)
 
 
 _ready = cache(_scorer)
@@ -112,8 +113,8 @@ def _score_with_ray(
     scored = [task.remote(os.path.abspath(source), target.absolute(), *settings) for source, target in files]
     begun = time.monotonic()
     try:
-        for done, ((_, target), result) in enumerate(zip(files, scored, strict=True), start=1):
-            yield _told(target, ray.get(result))
+        for done, ((source, target), result) in enumerate(zip(files, scored, strict=True), start=1):
+            yield _told(source, target, partial(ray.get, result), alone=len(files) == 1)
             say(f"{done} of {len(files)} files, {_left((time.monotonic() - begun) / done * (len(files) - done))}")
     except ray.exceptions.RayTaskError as problem:
         raise problem.cause from None
@@ -150,8 +151,15 @@ def _shard(text: str) -> tuple[int, int]:
     return int(place) % int(number), int(number)
 
 
-def _told(target: Path, scored: "Scored") -> int:
-    """Say what came of a file; return how many rows could not be read."""
+def _told(source: str, target: Path, score: Callable[[], "Scored"], *, alone: bool) -> int:
+    """Score a file and say what came of it; return how many rows could not be read, 1 for a whole file that is not `alone`."""
+    try:
+        scored = score()
+    except ValueError as problem:
+        if alone:
+            raise
+        say(f"{source} was left out: {getattr(problem, 'cause', problem)}")  # Ray's errors have a cause
+        return 1
     typer.echo(f"{scored.rows} inputs scored: {target}")
     if scored.alarm:
         typer.echo(scored.alarm)

@@ -49,7 +49,7 @@ def init(
 
 
 def train(
-    recipe: Annotated[Path, Argument(metavar="RECIPE", help="A recipe in TOML, or the folder of a run to go on with.")],
+    recipe: Annotated[Path, Argument(metavar="RECIPE", help="A recipe in TOML, or with --resume a run's folder.")],
     output: Annotated[
         Path | None, Option("--output", "-o", metavar="DIR", help="Folder for the run.", show_default="runs/RECIPE")
     ] = None,

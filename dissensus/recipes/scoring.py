@@ -124,8 +124,12 @@ def parts_of(run: LoadedRun, source: str, carry: Sequence[str]) -> Iterator[Part
         texts = [c.name for c in columns.columns if c.kind in ("category", "date")]
         identifiers = [c.name for c in columns.columns if isinstance(c, LeftOut) and "no two alike" in c.note]
         for start, frame, share in table_parts(path, texts, _ROWS):
+            if lacking := [name for name in carry if name not in frame]:
+                raise ValueError(f"There is no column {lacking[0]!r} to carry; there are {', '.join(frame.columns)}.")
             yield _part_of_table(run, start, frame, share, [*identifiers, *carry])
         return
+    if carry:
+        raise ValueError(f"Columns of tables are carried, and {source} is none. Leave {carry[0]!r} out.")
     yield _part_of_loaded(run, run.preprocessing.read(source))
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from dissensus._files import replace_file
 from dissensus._signatures import need
-from dissensus.recipes.recipe import is_finished
+from dissensus.recipes.recipe import Recipe, is_finished
 from dissensus.recipes.settings import changed
 
 SWEEP, JOURNAL = "sweep.json", "search.journal"
@@ -96,6 +96,9 @@ def run_sweep(
         )
     settings, search = settings_of(sweep), "trials" in sweep
     grid = {} if search else arms_of(sweep)
+    firsts = {key: values["low"] if isinstance(values, Mapping) else values[0] for key, values in settings.items()}
+    for changes in grid.values() or [[f"{key}={json.dumps(value)}" for key, value in firsts.items()]]:
+        Recipe.read(recipe, changes)  # refuses a slip before anything is trained
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / SWEEP, json.dumps(list(grid)))
     study = _study(folder) if search else None
