@@ -195,7 +195,7 @@ def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], 
         return regression_loss(outputs.shape[-1], y) or "cross_entropy"
     if y.is_floating_point():
         raise ValueError(
-            "Targets that are all 0 or 1 may be labels or numbers: say loss='binary_cross_entropy' or 'mse'."
+            "All targets are 0 or 1: they may be labels or numbers; say which: loss='binary_cross_entropy' or 'mse'."
         )
     return "binary_cross_entropy"
 

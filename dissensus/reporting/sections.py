@@ -312,22 +312,26 @@ def decomposition(runs: Runs, score: str) -> Blocks:
         "should be small on known inputs and larger on unknown ones." + ("" if classes else split)
     )
     for run in runs:
-        if not parts or not set(parts) <= set(run.score_names):
-            continue
-        places: list[tuple[str, str, int | None]] = [(part.name, part.name, None) for part in run.sets]
-        places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in tables.severities(run)]
-        rows = {}
-        for label, name, level in places:
-            data, knowledge = (run.number("mean", name, score=part, severity=level).value for part in parts)
-            # Parts of a variance as parts of its root, in the same proportion.
-            root = 1.0 if classes else sqrt(data + knowledge) or 1.0
-            rows[label] = {"data": data / root, "knowledge": knowledge / root}
-        listed = "; ".join(
-            f"{row}: {', '.join(f'{part} {short(v)}' for part, v in own.items())}" for row, own in rows.items()
-        )
-        unit = "nats" if classes else f"standard deviation, {run.target or 'in units of the target'}"
-        figure = figures.uncertainty_bars(rows, unit, run.name if len(runs) > 1 else "")
-        yield Picture(figure, f"Data and knowledge uncertainty of {run.name}. {listed}.")
+        if parts and set(parts) <= set(run.score_names):
+            rows = _decomposed(run, parts, classes)
+            texts = (
+                f"{row}: data {short(own['data'])}, knowledge {short(own['knowledge'])}" for row, own in rows.items()
+            )
+            unit = "nats" if classes else f"standard deviation, {run.target or 'in units of the target'}"
+            figure = figures.uncertainty_bars(rows, unit, run.name if len(runs) > 1 else "")
+            yield Picture(figure, f"Data and knowledge uncertainty of {run.name}. {'; '.join(texts)}.")
+
+
+def _decomposed(run: Evaluation, parts: tuple[str, ...], classes: bool) -> dict[str, dict[str, float]]:
+    """Return data and knowledge uncertainty of each set and severity; parts of a variance as parts of its root, in proportion."""
+    places: list[tuple[str, str, int | None]] = [(part.name, part.name, None) for part in run.sets]
+    places += [(f"corrupted, severity {level}", ALL_CORRUPTIONS, level) for level in tables.severities(run)]
+    rows = {}
+    for label, name, level in places:
+        data, knowledge = (run.number("mean", name, score=part, severity=level).value for part in parts)
+        root = 1.0 if classes else sqrt(data + knowledge) or 1.0
+        rows[label] = {"data": data / root, "knowledge": knowledge / root}
+    return rows
 
 
 # The stream of known inputs ever gets here with a probability of one in twenty or less, unless it changed.
