@@ -549,7 +549,7 @@ class Dense(Task):
         if not self.axis:
             return []
         if not columns["size"].any():
-            raise ValueError(f"No label of set {on.set!r} counts: all are {self.positions.ignore_index}. Leave it out.")
+            raise ValueError(f"No label of set {on.set!r} counts: all are {self.ignore_index}. Leave it out.")
         counts = columns["overlap"].float()
         iou = on.number("mean_iou", float(_mean_iou(columns["overlap"].sum(-1, keepdim=True))))
         return [
