@@ -22,10 +22,10 @@ from dissensus.data.sources import device_named
 from dissensus.data.tables import TableEncoder, columns_of
 from dissensus.detectors import RowDistance
 from dissensus.members import Members
-from dissensus.objectives import Objective, mean_and_scale
+from dissensus.objectives import Objective
 from dissensus.predictions import predict
 from dissensus.recipes.choices import KINDS, OBJECTIVES, build_objective, resolve_objective, with_loss
-from dissensus.scores import Family, data_variance, expected_entropy, mutual_information, total_entropy
+from dissensus.scores import data_variance, expected_entropy, mutual_information, total_entropy
 from dissensus.training import fit
 
 METHODS = ("deep", "packed", "batch_ensemble", "masksembles", "mc_dropout", "anchored")
@@ -539,9 +539,8 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
         """Return the mean, and the variance with its parts, in the target's units."""
         outputs, likelihood = self._predict(standard), self._objective().likelihood
         if likelihood.kind == "density":
-            mean, scale = mean_and_scale(outputs)
-            family: Family = "laplace" if likelihood.name == "laplace_nll" else "gaussian"
-            data = data_variance(mean, scale, family=family)[:, 0].numpy()
+            mean, scale = likelihood.mean_and_scale(outputs)
+            data = data_variance(mean, scale, family=likelihood.family)[:, 0].numpy()
         else:
             mean, data = outputs, np.full(len(standard), self.noise_)
         data = data * self.target_scale_**2

@@ -25,7 +25,7 @@ from dissensus.data.trees import Tree, plain
 from dissensus.members import Members
 from dissensus.members.loop import as_loop
 from dissensus.members.members import evaluation_mode
-from dissensus.objectives.likelihoods import Likelihood, likelihood_of, mean_and_scale
+from dissensus.objectives.likelihoods import Likelihood, likelihood_of
 from dissensus.onnx_files import Session, finish, quiet_export
 from dissensus.predictions import predict
 from dissensus.scores import SCORES, Beliefs
@@ -206,9 +206,8 @@ class _Graph(nn.Module):
         return found, logits.softmax(-1)
 
     def _of_values(self, outputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        density = self.likelihood.kind == "density"
-        mean, scale = mean_and_scale(outputs) if density else (outputs, torch.zeros_like(outputs))
-        spread = scale.square() * (2.0 if self.likelihood.name == "laplace_nll" else 1.0)
+        mean, scale = self.likelihood.mean_and_scale(outputs)
+        spread = scale.square() * (2.0 if self.likelihood.family == "laplace" else 1.0)
         data, knowledge = spread.mean(0).mean(-1), deviations(mean, None).square().mean(0).mean(-1)
         found = {"prediction": mean.mean(0), "total": data + knowledge, "data": data, "knowledge": knowledge}
         if isinstance(self.scorer.score, str):

@@ -221,7 +221,7 @@ def _outputs_and_targets(run: "LoadedRun", rows: "Loaded", batch_size: int) -> "
     from dissensus.predictions import predict
 
     outputs = predict(run.ensemble, run.preprocessing(rows.x), batch_size=batch_size)
-    return run.mean_and_scale(outputs)[0], run.preprocessing.targets_in_units(rows)
+    return run.recipe.likelihood.mean_and_scale(outputs)[0], run.preprocessing.targets_in_units(rows)
 
 
 def _setting(objective: Any, name: str) -> Any:

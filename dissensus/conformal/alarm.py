@@ -263,9 +263,7 @@ def _chosen(
 
 def _named_scores(names: list[str], loss: str, members: "Members", x: Any) -> dict[str, Floats]:
     """Return scores by name, `(batch,)` each; variances are means over targets."""
-    import torch
-
-    from dissensus.objectives.likelihoods import likelihood_of, mean_and_scale
+    from dissensus.objectives.likelihoods import likelihood_of
     from dissensus.predictions import predict, predict_scores
     from dissensus.scores import REGRESSION_SCORES
 
@@ -274,9 +272,9 @@ def _named_scores(names: list[str], loss: str, members: "Members", x: Any) -> di
         return {name: vector(own, name) for name, own in found.items()}
     outputs = predict(members, x)
     outputs = outputs if outputs.ndim == 3 else outputs[..., None]
-    points = likelihood_of(loss).kind == "points"
-    mean, scale = (outputs, torch.zeros_like(outputs)) if points else mean_and_scale(outputs)
-    family = "laplace" if loss == "laplace_nll" else "gaussian"
+    likelihood = likelihood_of(loss)
+    mean, scale = likelihood.mean_and_scale(outputs)
+    family = likelihood.family
     return {name: vector(REGRESSION_SCORES[name](mean, scale, family=family).mean(-1), name) for name in names}
 
 

@@ -28,7 +28,7 @@ from dissensus.evaluation.estimates import (
 from dissensus.evaluation.inputs import each_once
 from dissensus.evaluation.results import COVERAGE_LEVELS, Number, Reliability, floats
 from dissensus.metrics.regression import FAMILIES, Family
-from dissensus.objectives.likelihoods import LIKELIHOODS, Likelihood, as_columns, class_axis_of, full, mean_and_scale
+from dissensus.objectives.likelihoods import LIKELIHOODS, Likelihood, as_columns, class_axis_of, full
 from dissensus.objectives.losses import weighted_mean
 from dissensus.scores import (
     KNOWLEDGE_SCORES,
@@ -370,13 +370,10 @@ class Regression(Task):
 
     def _moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and variances of what members predict; points have no variance, counts are as spread as they are large."""
-        if self.task == "density":
-            mean, scale = mean_and_scale(outputs)
-            return mean, scale.square() * self._family.variance
         if self.loss == "poisson":
-            rates = outputs.exp()
-            return rates, rates
-        return outputs, torch.zeros_like(outputs)
+            return outputs.exp(), outputs.exp()
+        mean, scale = self.likelihood.mean_and_scale(outputs)
+        return mean, scale.square() * (self._family.variance if self.task == "density" else 0.0)
 
     def _density_columns(self, centre: Tensor, deviation: Tensor, truth: Tensor) -> Columns:
         family, name = self._family, self.loss.removesuffix("_nll")
@@ -396,7 +393,7 @@ class Regression(Task):
     def for_diagnosis(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, str]:
         if self.loss == "poisson":
             return outputs, targets.reshape(outputs.shape[1:]).to(outputs), "poisson"
-        means = mean_and_scale(outputs)[0] if self.task == "density" else outputs
+        means, _ = self.likelihood.mean_and_scale(outputs)
         return means, targets.reshape(means.shape[1:]), "mse"
 
     def reliability(self, name: str, columns: Columns) -> Reliability | None:

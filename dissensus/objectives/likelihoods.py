@@ -143,6 +143,15 @@ class Likelihood:
     ignore_index: int = field(default=IGNORED, kw_only=True)
     quantiles: "Pinball | None" = field(default=None, kw_only=True)
 
+    @property
+    def family(self) -> Literal["gaussian", "laplace"]:
+        """What the distribution of a likelihood head is called."""
+        return "laplace" if self.name == "laplace_nll" else "gaussian"
+
+    def mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is predicted, and its scale: zero where outputs are points."""
+        return mean_and_scale(outputs) if self.kind == "density" else (outputs, torch.zeros_like(outputs))
+
     def rows(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, own: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:

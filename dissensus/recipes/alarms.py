@@ -183,9 +183,10 @@ def _misses(run: "LoadedRun", x: Tensor, y: Tensor) -> Tensor:
 
 def _moments(run: "LoadedRun", outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of a regression's mixture, `(batch, targets)` each; 1 where points have none."""
-    if run.recipe.likelihood.kind != "density":
+    likelihood = run.recipe.likelihood
+    if likelihood.kind != "density":
         return outputs.mean(0), torch.ones_like(outputs[0])
-    return mixture(*run.mean_and_scale(outputs), family=run.family)
+    return mixture(*likelihood.mean_and_scale(outputs), family=likelihood.family)
 
 
 def calibrated_columns(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -299,17 +299,6 @@ class LoadedRun(NamedTuple):
     ensemble: Members
     recipe: Recipe
     preprocessing: Preprocessing
-
-    @property
-    def family(self) -> Literal["gaussian", "laplace"]:
-        """Which distribution the outputs of a regression with a likelihood describe."""
-        return "laplace" if self.recipe.likelihood.name == "laplace_nll" else "gaussian"
-
-    def mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and scales of a regression's outputs; scales are zero where members give points."""
-        if self.recipe.likelihood.kind == "density":
-            return mean_and_scale(outputs)
-        return outputs, torch.zeros_like(outputs)
 
 
 def is_finished(folder: Path) -> bool:

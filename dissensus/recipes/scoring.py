@@ -197,8 +197,9 @@ def _of_outputs(run: LoadedRun, x: Tensor, outputs: Tensor, calibration: Calibra
         head = {"prediction": [classes[i] for i in best.tolist()], "confidence": confidence.cpu().numpy()}
         columns = head | {name: values.cpu().numpy() for name, values in scores.items()}
     else:
-        mean, scale = run.mean_and_scale(outputs)
-        scores = {name: score(mean, scale, family=run.family) for name, score in REGRESSION_SCORES.items()}
+        likelihood = run.recipe.likelihood
+        mean, scale = likelihood.mean_and_scale(outputs)
+        scores = {name: score(mean, scale, family=likelihood.family) for name, score in REGRESSION_SCORES.items()}
         columns = by_target({"prediction": mean.mean(0), "std": scores["total_variance"].sqrt(), **scores})
     return columns if calibration is None else columns | calibrated_columns(run, calibration, x, outputs, scores)
 

@@ -13,7 +13,7 @@ from dissensus.data.sources import Pairs, Triple, arrays_of, collate, device_of,
 from dissensus.data.trees import Batch, join_rows
 from dissensus.members import Members
 from dissensus.members.members import evaluation_mode
-from dissensus.objectives import Likelihood, Objective, mean_and_scale
+from dissensus.objectives import Likelihood, Objective
 from dissensus.objectives.collusion import measure
 from dissensus.objectives.likelihoods import as_columns
 from dissensus.objectives.losses import errors, weighted_mean
@@ -44,7 +44,7 @@ class CollusionWatch:
     loss: str
     average: str
     weights: Tensor | None
-    density: bool
+    likelihood: Likelihood
 
     @classmethod
     def of(cls, members: Members, data: Pairs, objective: Objective, num_outputs: int) -> "CollusionWatch":
@@ -63,19 +63,19 @@ class CollusionWatch:
             objective.likelihood.name if kind == "classes" else "mse",
             _setting(objective, "average") or "probs",
             None if weights is None else torch.tensor(weights, device=place),
-            kind == "density",
+            objective.likelihood,
         )
 
     def errors(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean member error and ensemble error of a batch, `(batch,)` each."""
-        member, ensemble = errors(self._judged(outputs), y, self.loss, self.average, self.weights)
+        member, ensemble = errors(self.likelihood.mean_and_scale(outputs)[0], y, self.loss, self.average, self.weights)
         return weighted_mean(member, self.weights), ensemble
 
     def check(self, members: Members, history: Iterable[Row]) -> tuple[dict[str, float], str]:
         """Return what the history keeps of a look at the sample, and a warning the first time that members collude."""
         with evaluation_mode(members):
             outputs = members(self.x)
-        measures = measure(self._judged(outputs), self.y, self.loss, self.average, self.weights)
+        measures = measure(self.likelihood.mean_and_scale(outputs)[0], self.y, self.loss, self.average, self.weights)
         signs = measures.signs(trained_on=True)
         found = {
             "train_member_error": measures.member_error,
@@ -89,9 +89,6 @@ class CollusionWatch:
             f"members collude on the training data ({', '.join(signs)}): their mean error is {measures.member_error:.3g}, "
             f"the ensemble's {measures.ensemble_error:.3g}. `ds.diagnose` tells more."
         )
-
-    def _judged(self, outputs: Tensor) -> Tensor:
-        return mean_and_scale(outputs)[0] if self.density else outputs
 
 
 def _setting(objective: Any, name: str) -> Any:
