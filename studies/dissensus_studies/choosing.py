@@ -297,7 +297,8 @@ def page(work: Work, found: Arms) -> Page:
         return [Section("Kinds and objectives", table, outputs.picture("choosing_pareto", pareto(points), alt))]
 
     screen = (table.columns, table.rows)
-    return Page([], "", sections, screen, results={"sets": sets.describe()}, settings={"seconds": budget})
+    remarks = [f"A2D disagrees on {name}, which no arm is judged by." for name in work.sets.ood if name not in sets.ood]
+    return Page([], "", sections, screen, remarks, {"sets": sets.describe()}, {"seconds": budget})
 
 
 def _done(arms: Sequence[Arm], output: Path, *, settings: Record, **asked: Any) -> Arms:
