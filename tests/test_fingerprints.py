@@ -55,3 +55,10 @@ def test_mixing_in_place_is_mixing():
 def test_a_part_of_a_larger_tensor_has_the_hash_of_its_copy():
     x = X.flatten()[1:9].view(1, 8)
     assert torch.equal(row_hashes(x), row_hashes(x.clone()))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_one_column_of_a_table_has_the_hash_of_its_copy(rows):
+    column = X[:rows, 3:4]
+    assert torch.equal(row_hashes(column), row_hashes(column.clone(memory_format=torch.contiguous_format)))
+    assert torch.equal(row_hashes(X[:rows, 3]), row_hashes(X[:rows, 3].clone()))

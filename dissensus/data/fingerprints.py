@@ -71,7 +71,9 @@ def row_hashes(x: Batch) -> Tensor:
 
 def _words(x: Tensor) -> Tensor:
     """Return the bytes of each row as words of eight, `(batch, words)`, the last one filled up with zeros."""
-    raw = x.detach().contiguous().reshape(len(x), prod(x.shape[1:])).view(torch.uint8)
+    width = prod(x.shape[1:])
+    # A view by strides: an axis of length one keeps whatever stride it had, and bytes are seen only of values side by side.
+    raw = x.detach().contiguous().as_strided((len(x), width), (width, 1)).view(torch.uint8)
     missing = max(8, -(-raw.shape[1] // 8) * 8) - raw.shape[1]
     if missing:
         raw = F.pad(raw, (0, missing))
