@@ -415,7 +415,12 @@ run = ImageStudy(
 # where there are none at beta 0 and 1, the page keeps what it had of shorter runs.
 MAIN = ("cifar10", "resnet18 M=5")
 TABLE = "collusion/between-independent-and-joint-figures-6-13-to-17"
-FIGURE = "collusion-images"
+CNN = ("cifar10", "cnn M=5"), ("cifar10", "cnn M=10")
+# What runs take the place of: a table, a figure of the first family, and the families by how their rows begin.
+SHOWN = (
+    (TABLE, "collusion-images", {"": MAIN}),
+    (f"{TABLE}-2", "collusion-cnn", {"five members, ": CNN[0], "ten members, ": CNN[1]}),
+)
 # Lines of the figure: panel, name, what a record has, colour.
 DRAWN = (
     ("test accuracy", "ensemble", "accuracy", 0),
@@ -428,6 +433,11 @@ EXPLOSION = 10
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 
 
+def asked_epochs(arm: Record) -> int:
+    """Return how long an arm was to train at most; small networks stop before."""
+    return int(arm["row"]["setting"]["epochs"] or EPOCHS)
+
+
 def sweep_of(rows: Sequence[Record], data: str, family: str) -> Family:
     """Return the arms of a family by beta, without members left out; empty without both ends."""
     found: dict[float, list[Record]] = {}
@@ -437,26 +447,29 @@ def sweep_of(rows: Sequence[Record], data: str, family: str) -> Family:
         if row["table"] == "collusion/runs" and row["setting"]["data"] == data and not row["setting"]["quick"]
     ]
     own = [arm for arm in own if arm["family"] == family and not arm["setting"]["member_dropout"]]
-    longest = max((arm["training"]["epochs"] for arm in own), default=0)
+    longest = max(map(asked_epochs, own), default=0)
     for arm in own:
-        if arm["training"]["epochs"] == longest:
+        if asked_epochs(arm) == longest:
             found.setdefault(arm["setting"]["beta"], []).append(arm)
     return dict(sorted(found.items())) if {0.0, 1.0} <= set(found) else {}
 
 
 def shown(rows: Sequence[Record]) -> list[Record]:
-    """Return the record as the page shows it: of the five ResNet-18, runs in place of what was read off an earlier page."""
-    family = sweep_of(rows, *MAIN)
-    if not family:
-        return list(rows)
-    found = [row for row in rows if row["table"] != TABLE and row["arm"][0] != FIGURE]
-    for beta, arms in family.items():
-        name = f"{beta:g}" if len(arms) == 1 else f"{beta:g} ({len(arms)} seeds)"
-        found.append({"study": "collusion", "table": TABLE, "arm": [name], "numbers": _numbers(arms)})
-    for panel, name, key, colour in DRAWN:
-        points = {"x": list(family), "y": [fmean(arm[key] for arm in arms) for arms in family.values()]}
-        line = {"arm": [FIGURE, panel, name], "line": {"colour": colour, "style": "o-"}, "numbers": points}
-        found.append({"study": "collusion", "table": "collusion/figures", **line})
+    """Return the record as the page shows it: runs in place of what was read off an earlier page."""
+    found = list(rows)
+    for table, figure, families in SHOWN:
+        sweeps = {name: family for name, key in families.items() if (family := sweep_of(rows, *key))}
+        if sweeps:
+            found = [row for row in found if row["table"] != table and row["arm"][0] != figure]
+        for name, family in sweeps.items():
+            for beta, arms in family.items():
+                arm = f"{name if beta == 0.0 else ''}{beta:g}" + (f" ({len(arms)} seeds)" if len(arms) > 1 else "")
+                found.append({"study": "collusion", "table": table, "arm": [arm], "numbers": _numbers(arms)})
+        for family in list(sweeps.values())[:1]:
+            for panel, line, key, colour in DRAWN:
+                points = {"x": list(family), "y": [fmean(arm[key] for arm in arms) for arms in family.values()]}
+                drawn = {"arm": [figure, panel, line], "line": {"colour": colour, "style": "o-"}, "numbers": points}
+                found.append({"study": "collusion", "table": "collusion/figures", **drawn})
     return found
 
 
@@ -478,20 +491,26 @@ def _numbers(arms: Sequence[Record]) -> dict[str, str]:
     }
 
 
-def sentence(rows: Sequence[Record]) -> str:
-    """Say what the table of the five ResNet-18 rests on, and which beta are not told apart from independent training."""
-    family = sweep_of(rows, *MAIN)
-    if not family:
-        row = next(row for row in rows if row["table"] == TABLE)
+def sentence(rows: Sequence[Record], table: str = TABLE) -> str:
+    """Say what a table rests on, and which beta are not told apart from independent training."""
+    (families,) = (families for name, _, families in SHOWN if name == table)
+    sweeps = [family for key in families.values() if (family := sweep_of(rows, *key))]
+    if not sweeps:
+        row = next(row for row in rows if row["table"] == table)
         return f"{row['setting']} of the document's {EPOCHS}, one seed, {row['machine']}, torch {row['versions']['torch']}, {row['date']}."
-    arms = [arm for each in family.values() for arm in each]
-    epochs, dates = int(arms[0]["training"]["epochs"]), sorted({arm["row"]["date"] for arm in arms})
+    arms = [arm for family in sweeps for each in family.values() for arm in each]
+    dates, took = (
+        sorted({read(arm) for arm in arms})
+        for read in (lambda arm: arm["row"]["date"], lambda arm: int(arm["training"]["epochs"]))
+    )
+    early = f", stopped after {took[0]} to {took[-1]}" if took[0] < asked_epochs(arms[0]) else ""
     machine, torch = arms[0]["row"]["machine"], arms[0]["row"]["versions"]["torch"]
-    accuracy = {beta: estimate(each, "accuracy") for beta, each in family.items()}
+    accuracy = {beta: estimate(each, "accuracy") for beta, each in sweeps[0].items()}
     same = [f"{beta:g}" for beta, each in accuracy.items() if beta and each.above(accuracy[0.0]) is None]
     return (
-        f"CIFAR-10, {epochs} epochs (the document's {EPOCHS}), {len(arms)} arms in {sum(a['row']['seconds'] for a in arms) / 60:.0f} "
-        f"minutes, {machine}, torch {torch}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}. ± is half a 95 % interval over seeds. "
+        f"CIFAR-10, {asked_epochs(arms[0])} epochs (the document's {EPOCHS}){early}, {len(arms)} arms in "
+        f"{sum(a['row']['seconds'] for a in arms) / 60:.0f} minutes, {machine}, torch {torch}, "
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}. ± is half a 95 % interval over seeds. "
         f"Accuracy within two standard errors of that at beta = 0: {', '.join(same) or 'none'}."
     )
 
@@ -500,6 +519,15 @@ def _worse(family: Family) -> Case:
     (accuracy, poorer), (error, more_wrong) = least_accurate(family), most_wrong(family)
     unresolved = None in (poorer, more_wrong) and False not in (poorer, more_wrong)
     return f"accuracy {accuracy}; ERR {error}", None if unresolved else poorer and more_wrong
+
+
+def _lowest_between(family: Family) -> Case:
+    """Whether an ensemble between the ends has the lowest error, by more than noise."""
+    errors = {beta: estimate(arms, "ensemble_error") for beta, arms in family.items()}
+    best = min(errors, key=lambda beta: errors[beta].value)
+    text = f"lowest {errors[best].value:.3f} at {best:g}, {errors[0.0].value:.3f} at 0, {errors[1.0].value:.3f} at 1"
+    above = [errors[end].above(errors[best]) for end in (0.0, 1.0) if end != best]
+    return text, best not in (0.0, 1.0) and (True if all(above) else None)
 
 
 def _explodes(family: Family) -> Case:
@@ -531,6 +559,9 @@ _JUDGES: Mapping[str, tuple[str, str, Callable[[Family], Case]]] = {
     "Diversity explodes as beta goes to 1.": (*MAIN, _explodes),
     "It does so only near 1.": (*MAIN, _only_near_one),
     "Members of a jointly trained ensemble are poor alone.": (*MAIN, compare_members),
+    "Joint training is poor for the CNN, five members (figure 15).": (*CNN[0], _worse),
+    "… ten members (figure 15).": (*CNN[1], _worse),
+    "The CNN has its lowest test error between the ends (figure 15).": (*CNN[0], _lowest_between),
 }
 
 
@@ -541,11 +572,10 @@ def judged_claims(rows: Sequence[Record]) -> dict[str, Record]:
         if family := sweep_of(rows, data, name):
             text, holds = judge(family)
             verdict = {True: "reproduced", False: "not reproduced", None: "within noise"}[holds]
-            epochs = int(family[0.0][0]["training"]["epochs"])
-            long = epochs >= EPOCHS
+            epochs = asked_epochs(family[0.0][0])
             found[claim] = {
                 "measured": [text],
-                "verdict": verdict if long else "not tested at the document's length",
+                "verdict": verdict if epochs >= EPOCHS else "not tested at the document's length",
                 "note": verdict,
                 "seeds": min(len(family[0.0]), len(family[1.0])),
                 "setting": f"{DATA[data]}, {name}, beta {', '.join(f'{beta:g}' for beta in family)}, {epochs} of {EPOCHS} epochs",
