@@ -1,7 +1,7 @@
 """`dissensus export` and `serve`: a trained run out of the notebook."""
 
+import asyncio
 import os
-import socket
 import subprocess
 import sys
 import warnings
@@ -130,10 +130,15 @@ def serve(
 
 def _check_free(host: str, port: int) -> None:
     """Refuse an address at which nothing can listen, before it is announced."""
+
+    async def listen() -> None:
+        (await asyncio.start_server(lambda *_: None, host, port)).close()
+
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        asyncio.run(listen())
     except OSError as problem:
-        raise ValueError(f"Nothing can listen at {host}:{port}: {problem.strerror}. Choose another --port.") from None
+        why = os.strerror(problem.errno or 0)
+        raise ValueError(f"Nothing can listen at {host}:{port}: {why}. Choose another --port.") from None
 
 
 def _api_key(file: Path | None) -> str | None:
