@@ -88,7 +88,7 @@ def test_whole_numbers_may_come_from_numpy():
         (lambda: ds.fit(linear(), (X, Y), augment=lambda *_: None), r"`augment` must return .* \(x, y\); got NoneType"),
         (lambda: ds.fit(linear(), (X, Y), optimizer=lambda _: None), "must make a torch optimizer"),
         (lambda: ds.fit(linear(), (X, Y), lr=np.array([[1e-3]])), "`lr` must be a number or a list"),
-        (lambda: ds.fit(linear(), (X, Y), checkpoint_dir=""), "Pass None for no checkpoints"),
+        (lambda: ds.fit(linear(), (X, Y), checkpoint_dir=""), "must be a folder's path or None"),
         (lambda: ds.predict(linear(), X[:, :2]), r"cannot read inputs shaped \(12, 2\)"),
         (lambda: ds.predict(linear(), 1.5), "cannot read inputs shaped"),
         (lambda: ds.predict(linear(), X, device="gpu"), "`device` must be 'auto', 'cpu', 'cuda'"),
