@@ -109,7 +109,7 @@ def run_sweep(
     for (name, _, *trial), answer in _in_threads(train, arms, jobs):
         finished, busy = is_finished(folder / name), answer.startswith(_BUSY)
         if study is not None and not busy:  # else a process that shares the journal has it
-            answer += _tell(study, *trial, folder / name)
+            answer += _tell(study, folder / name, *trial)
         say(f"{name}: {answer}")
         failed += [] if finished or busy else [name]
     if failed:
@@ -163,7 +163,7 @@ def _asked(study: Any, settings: Mapping[str, Any], trials: int) -> Iterator[tup
         yield *_arm({key: _suggested(trial, key, values) for key, values in settings.items()}), trial.number
 
 
-def _tell(study: Any, trial: int, arm: Path) -> str:
+def _tell(study: Any, arm: Path, trial: int) -> str:
     """Tell optuna how an arm did; return it in words."""
     from optuna.trial import TrialState
 

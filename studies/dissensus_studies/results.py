@@ -16,7 +16,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from functools import partial
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -172,11 +171,8 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return _NUMBER.sub(lambda found: _number(rows, *found.groups()), line)
     kind, name = words[1:3]
     if kind == "runs":
-        sentences = {
-            "collusion-resnet18": images.sentence,
-            "collusion-cnn": partial(images.sentence, table=f"{images.TABLE}-2"),
-        }
-        return {**TABLES, **sentences}[name](rows)
+        sentences = {"collusion-resnet18": images.TABLE, "collusion-cnn": f"{images.TABLE}-2"}
+        return images.sentence(rows, sentences[name]) if name in sentences else TABLES[name](rows)
     if kind == "floor":
         return floor_sentence(_of_table(rows, name), int(words[3]))
     return table_of(_of_table(claims if kind == "claims" else rows, name), layouts[name])

@@ -499,10 +499,7 @@ def sentence(rows: Sequence[Record], table: str = TABLE) -> str:
         row = next(row for row in rows if row["table"] == table)
         return f"{row['setting']} of the document's {EPOCHS}, one seed, {row['machine']}, torch {row['versions']['torch']}, {row['date']}."
     arms = [arm for family in sweeps for each in family.values() for arm in each]
-    dates, took = (
-        sorted({read(arm) for arm in arms})
-        for read in (lambda arm: arm["row"]["date"], lambda arm: int(arm["training"]["epochs"]))
-    )
+    dates, took = sorted({arm["row"]["date"] for arm in arms}), sorted(int(arm["training"]["epochs"]) for arm in arms)
     early = f", stopped after {took[0]} to {took[-1]}" if took[0] < asked_epochs(arms[0]) else ""
     machine, torch = arms[0]["row"]["machine"], arms[0]["row"]["versions"]["torch"]
     accuracy = {beta: estimate(each, "accuracy") for beta, each in sweeps[0].items()}
