@@ -20,6 +20,7 @@ from dissensus._checks import explained
 from dissensus._signatures import checked, need
 from dissensus.conformal import Alarm, DriftMonitor
 from dissensus.conformal.alarm import scorer_of
+from dissensus.data.fingerprints import network_digest
 from dissensus.data.sources import device_of
 from dissensus.data.trees import Tree, plain
 from dissensus.members import Members
@@ -115,6 +116,11 @@ def export(
     elif precision == "int8":
         raise ValueError("8-bit weights are written to .onnx files only; choose that, or precision='fp16'.")
     example = _checked_example(example, precision)
+    theirs = None if alarm is None else alarm.members
+    if theirs not in (None, members) and network_digest(theirs) != network_digest(members):
+        raise ValueError(
+            "`alarm` was calibrated with another ensemble: calibrate one with this, by `ds.Alarm.calibrate`."
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
     with evaluation_mode(members):
