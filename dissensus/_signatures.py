@@ -150,7 +150,7 @@ def _read(wanted: Mapping[str, Wanted], name: str, value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """Return a value as a sentence names it: itself if it is short, else what it is."""
-    if _is_tensor(value):
+    if is_tensor(value):
         layout = "" if value.layout == sys.modules["torch"].strided else "sparse "
         return f"a {layout}tensor of {value.dtype} shaped {tuple(value.shape)}"
     if isinstance(value, np.ndarray):
@@ -253,23 +253,24 @@ def _real(value: Any) -> Any:
 
 
 def _tensor(value: Any) -> Any:
-    return value if _is_tensor(value) and _holds_numbers(value) else _OTHER
+    return value if is_tensor(value) and _holds_numbers(value) else _OTHER
 
 
 def _array(value: Any) -> Any:
     """Return arrays, and what NumPy makes arrays of: lists, columns of tables."""
     if isinstance(value, np.ndarray):
         return value if _holds_numbers(value) else _OTHER
-    column = hasattr(value, "__array__") and not isinstance(value, type) and not _is_tensor(value)
+    column = hasattr(value, "__array__") and not isinstance(value, type) and not is_tensor(value)
     return value if column or isinstance(value, list | tuple) else _OTHER
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or _is_tensor(value)
+    return isinstance(value, np.ndarray) or is_tensor(value)
 
 
-def _is_tensor(value: Any) -> bool:
-    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
+def is_tensor(value: Any) -> bool:
+    """Return whether this is a torch tensor, without importing torch."""
+    return (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor)
 
 
 def _holds_numbers(array: Any) -> bool:

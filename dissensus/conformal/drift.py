@@ -286,14 +286,11 @@ def two_sample(reference: Values, batch: Values, *, permutations: int = 999, see
     first, second = vector(reference, "reference"), vector(batch, "batch")
     values, groups = np.unique(np.concatenate([first, second]), return_inverse=True)
     member = np.arange(len(groups)) >= len(first)
-    rng = np.random.default_rng(whole_number("seed", seed, 0))
+    rng, times = np.random.default_rng(whole_number("seed", seed, 0)), whole_number("permutations", permutations, 1)
     found = _distance(groups, member, len(values))
+    others = [_distance(groups, rng.permutation(member), len(values)) for _ in range(times)]
     # Distances are differences of fractions: equal ones may differ by rounding.
-    others = [
-        _distance(groups, rng.permutation(member), len(values))
-        for _ in range(whole_number("permutations", permutations, 1))
-    ]
-    return float((1 + np.sum(np.asarray(others) >= found - 1e-12)) / (permutations + 1))
+    return float((1 + np.sum(np.asarray(others) >= found - 1e-12)) / (times + 1))
 
 
 def _distance(groups: NDArray[np.intp], member: NDArray[np.bool_], num: int) -> float:

@@ -1,6 +1,5 @@
 """Where new scores rank among those of held-out inputs."""
 
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, is_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,12 +104,6 @@ def warn_of_few(num: int, rate: float, who: str, effect: str) -> None:
             UserWarning,
             stacklevel=5,
         )
-
-
-def is_tensor(values: Any) -> bool:
-    """Return whether this is a torch tensor, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(values, torch.Tensor)
 
 
 def like(found: NDArray[Any], given: Any) -> Any:
