@@ -126,10 +126,8 @@ def _limits_by_group(scores: Floats, level: float, groups_cal: Any, groups: Any,
     if groups_cal is None:
         return np.full(num, _limit(scores, level))
     known, new = labels_of(groups_cal, "groups_cal", len(scores)), labels_of(groups, "groups", num)
-    limits = np.empty(num)
-    for name in np.unique(new).tolist():
-        limits[new == name] = _limit(scores[known == name], level, f" of group {name!r}")
-    return limits
+    names, places = np.unique(new, return_inverse=True)
+    return np.array([_limit(scores[known == name], level, f" of group {name!r}") for name in names.tolist()])[places]
 
 
 def _limit(scores: Floats, level: float, of: str = "") -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
-from dissensus._signatures import checked, whole_number
+from dissensus._signatures import checked, real_number, whole_number
 from dissensus.conformal.alarm import Score, Scorer, inputs_of, scorer_of
 from dissensus.conformal.ranks import Floats, Values, array, vector
 
@@ -101,11 +101,7 @@ class Martingale:
 
     def alarm(self, threshold: float) -> bool:
         """Return whether the value has ever reached a threshold; without a change that has probability 1/threshold or less."""
-        if not threshold > 1:
-            raise ValueError(
-                f"`threshold` must be above 1, where every martingale begins; got {threshold!r}. 20 allows one false alarm in 20 streams."
-            )
-        return bool(self.log_peak >= np.log(threshold))
+        return bool(self.log_peak >= np.log(real_number("threshold", threshold, least=1.0, above=True)))
 
     def state(self) -> dict[str, Any]:
         """Return all that a later process needs to go on, as JSON takes it."""

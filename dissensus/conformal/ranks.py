@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dissensus._signatures import checked, is_tensor
+from dissensus._signatures import checked, is_tensor, real_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,9 +91,7 @@ def labels_of(values: Any, name: str, size: int) -> NDArray[Any]:
 
 def fraction(value: float, name: str) -> float:
     """Return a number between 0 and 1, both excluded."""
-    if not 0 < value < 1:
-        raise ValueError(f"`{name}` must lie between 0 and 1, both excluded; got {value!r}.")
-    return value
+    return real_number(name, value, above=True, below=1.0)
 
 
 def warn_of_few(num: int, rate: float, who: str, effect: str) -> None:

@@ -87,17 +87,13 @@ class Field:
         return "f" in self.kinds
 
     def _converted(self, array: NDArray[Any]) -> NDArray[Any]:
-        if self.floats:
-            with np.errstate(over="ignore"):
-                found = array.astype(self.dtype)
-            if not np.isfinite(found).all():
-                row = int(np.argwhere(~np.isfinite(found))[0][0])
-                raise BadInput(f"{self.name!r} must hold finite numbers of {self.datatype}; row {row} does not.")
-            return found
-        limits = (0, 1) if self.dtype is np.bool_ else (np.iinfo(self.dtype).min, np.iinfo(self.dtype).max)
-        if array.dtype.kind != "b" and array.size and (array.min() < limits[0] or array.max() > limits[1]):
-            raise BadInput(f"{self.name!r} must hold whole numbers from {limits[0]} to {limits[1]}.")
-        return array.astype(self.dtype)
+        with np.errstate(over="ignore"):
+            found = array.astype(self.dtype)
+        fits, kind = (np.isfinite(found), "finite") if self.floats else (found == array, "whole")
+        if not fits.all():
+            row = int(np.argwhere(~fits)[0][0])
+            raise BadInput(f"{self.name!r} must hold {kind} numbers of {self.datatype}; row {row} does not.")
+        return found
 
 
 def _has_booleans(values: Any) -> bool:
