@@ -120,12 +120,11 @@ class Alarm:
             held_out: Ordinary inputs that training has not seen, or a pair (inputs, targets), as `ds.predict` and `ds.fit`
                 take them.
             score: A name of `scores.SCORES` or `scores.REGRESSION_SCORES`, or a function from member outputs `(members, batch,
-                ...)` to `(batch,)`, higher where stranger. "auto" is the score that tells `examples` best, on a quarter of the
-                held-out inputs that is not used again; without examples `mutual_information` (for one member `total_entropy`),
-                for regression `knowledge_variance`.
+                ...)` to `(batch,)`, higher where stranger. "auto" is the one that tells `examples` best; without examples
+                `mutual_information` (for one member `total_entropy`), for regression `knowledge_variance`.
             false_alarms: The rate of false alarms to allow. A warning says where so few held-out inputs can never ring.
             labels: Class of each held-out input, `(n,)`, for a guarantee within each class.
-            examples: Inputs that should raise the alarm, to choose the score by; asks for `score="auto"`.
+            examples: Inputs that should raise the alarm; with `score="auto"` a quarter of the held-out inputs chooses by them.
             loss: How outputs are read, as in `ds.evaluate`. "auto": float targets in `held_out` mean regression, whole numbers
                 `(n, labels)` several labels an input (`"binary_cross_entropy"`).
             seed: Decides which held-out inputs choose the score.
@@ -196,12 +195,9 @@ class Alarm:
             >>> Alarm.of_scores(range(99), false_alarms=0.05).threshold
             94.0
         """
-        limits = []
-        for own in self.calibration.values():
-            # So many ranks ring, the new input's included.
-            ring = int(np.floor(self.false_alarms * (len(own) + 1) + 1e-9))
-            limits.append(np.inf if ring < 1 else own[len(own) - ring])
-        return float(max(limits))
+        # So many ranks ring, the new input's included.
+        ringing = {name: int(self.false_alarms * (len(own) + 1) + 1e-9) for name, own in self.calibration.items()}
+        return float(max(np.append(own, np.inf)[len(own) - ringing[name]] for name, own in self.calibration.items()))
 
     def save(self, path: Path | str) -> None:
         """Write the alarm, without its ensemble, as JSON."""

@@ -124,7 +124,7 @@ def _limits_by_group(scores: Floats, level: float, groups_cal: Any, groups: Any,
     if (groups_cal is None) != (groups is None):
         raise ValueError("Groups must be given for held-out and new inputs alike: pass `groups_cal` and `groups`.")
     if groups_cal is None:
-        return np.full(num, _limit(scores, level))
+        return np.array(_limit(scores, level))
     known, new = labels_of(groups_cal, "groups_cal", len(scores)), labels_of(groups, "groups", num)
     names, places = np.unique(new, return_inverse=True)
     return np.array([_limit(scores[known == name], level, f" of group {name!r}") for name in names.tolist()])[places]

@@ -119,9 +119,7 @@ class DriftMonitor:
 
     Each score is ranked among all earlier ones: first the held-out inputs, then the stream itself. While the source stays as it was,
     these ranks are independent and uniform, ties being broken at random by `seed`, so a `Martingale` of them ever reaches c with a
-    probability of at most 1/c. Scores are sorted into at most 256 bins, by held-out inputs that are not ranked among: the state is
-    small, and the guarantee exact. Of several monitors each keeps it: that *any* of K reaches c has a probability of at most K/c
-    (their product means nothing where they began with the same held-out inputs).
+    probability of at most 1/c. Scores are sorted into at most 256 bins, by held-out inputs that are not ranked among.
 
     Attributes:
         edges: Where bins end, `(bins - 1,)`.

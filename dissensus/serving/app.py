@@ -33,7 +33,6 @@ _SENTENCES = {
     "Not Found": "There is nothing at this address; GET /openapi.json lists what there is.",
     "Method Not Allowed": "This address does not take that method.",
 }
-_LOG_10 = log(10)
 # Points of the drift chart; when they are full, every second one goes.
 _POINTS = 400
 
@@ -110,7 +109,7 @@ class Service:
         return outputs
 
     def _note(self, monitor: DriftMonitor) -> None:
-        seen, value = monitor.martingale.seen, monitor.log_value / _LOG_10
+        seen, value = monitor.martingale.seen, monitor.log_value / log(10)
         self.metrics.martingale.set(value)
         if not self._points or seen - self._points[-1][0] >= self._every:
             self._points.append((seen, round(value, 3)))
@@ -125,7 +124,7 @@ class Service:
         return {
             "watched": True,
             "seen": self.monitor.martingale.seen,
-            "log10": self.monitor.log_value / _LOG_10,
+            "log10": self.monitor.log_value / log(10),
             "threshold": self.settings.drift_threshold,
             "alarm": self.monitor.alarm(self.settings.drift_threshold),
             "points": self._points,
