@@ -66,11 +66,9 @@ def sets(
         raise ValueError(f"`y_cal` must be classes from 0 to {held_out.shape[1] - 1}; got {y.min()} to {y.max()}.")
     slope = real_number("penalty", penalty) if method == "raps" else 0.0
     of_true = _class_scores(held_out, method, slope, free_ranks)[np.arange(len(y)), y]
-    if per_class:
-        limits = np.array([_limit(of_true[y == c], level, f" of class {c}") for c in range(held_out.shape[1])])
-    else:
-        limits = np.array(_limit(of_true, level))
-    return like(_class_scores(new, method, slope, free_ranks) <= limits, probs)
+    classes = range(held_out.shape[1]) if per_class else ()
+    limits = [_limit(of_true[y == c], level, f" of class {c}") for c in classes] or [_limit(of_true, level)]
+    return like(_class_scores(new, method, slope, free_ranks) <= np.array(limits), probs)
 
 
 @checked
