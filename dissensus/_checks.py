@@ -22,13 +22,8 @@ def check_member_logits(logits: Tensor, weights: Tensor | None = None, stackleve
     The warning names the line that is `stacklevel` frames above this one.
     """
     check_logits_shape(logits)
-    logits = logits.detach()
-    row_sums = logits.sum(-1, dtype=compute_dtype(logits))
-    facts = [*logits.aminmax(), (row_sums - 1).abs().amax(), *_weight_facts(weights, len(logits))]
-    lowest, highest, distance_from_one, *weight_facts = _to_host(facts)
-
-    _check_finite("logits", logits, lowest, highest)
-    _check_weight_facts(weights, weight_facts)
+    row_sums = logits.detach().sum(-1, dtype=compute_dtype(logits))
+    lowest, highest, distance_from_one = _checked_facts(weights, (row_sums - 1).abs().amax(), logits=logits)
     if lowest >= 0 and highest <= 1 and distance_from_one <= _sum_tolerance(logits):
         warnings.warn(
             "`logits` lie in [0, 1] and sum to 1, so they look like probabilities, but are read as logits. "
@@ -45,7 +40,6 @@ def check_logits_shape(logits: Tensor) -> None:
         raise ValueError(
             f"`logits` must be shaped (members, batch, classes); got {tuple(logits.shape)}. One model: `logits[None]`."
         )
-    _check_not_empty("logits", logits)
     if logits.shape[-1] < 2:
         raise ValueError(
             f"`logits` must have at least two classes; got shape {tuple(logits.shape)}. "
@@ -111,17 +105,8 @@ def check_mean_and_scale(mean: Tensor, scale: Tensor, weights: Tensor | None = N
         )
     if scale.shape != mean.shape:
         raise ValueError(f"`scale` must be shaped as `mean`, {tuple(mean.shape)}; got {tuple(scale.shape)}. Expand it.")
-    _check_not_empty("mean", mean)
-    facts = [*mean.detach().aminmax(), *scale.detach().aminmax(), *_weight_facts(weights, len(mean))]
-    lowest_mean, highest_mean, lowest_scale, highest_scale, *weight_facts = _to_host(facts)
-
-    _check_finite("mean", mean, lowest_mean, highest_mean)
-    _check_finite("scale", scale, lowest_scale, highest_scale)
-    if lowest_scale < 0:
-        raise ValueError(
-            f"`scale` must not be negative; got {lowest_scale:g} at the least. Pass softplus of the raw output."
-        )
-    _check_weight_facts(weights, weight_facts)
+    if (lowest := _checked_facts(weights, mean=mean, scale=scale)[2]) < 0:
+        raise ValueError(f"`scale` must not be negative; got {lowest:g} at the least. Pass softplus of the raw output.")
 
 
 def check_features(features: Tensor) -> None:
@@ -129,8 +114,7 @@ def check_features(features: Tensor) -> None:
     _check_tensor("features", features)
     if features.ndim != 2:
         raise ValueError(f"`features` must be shaped (batch, features); got {tuple(features.shape)}. Use `flatten(1)`.")
-    _check_not_empty("features", features)
-    _check_finite("features", features, *_to_host([*features.detach().aminmax()]))
+    _checked_facts(None, features=features)
 
 
 def explained(read: Callable[[Any], Tensor], network: nn.Module) -> Callable[[Any], Tensor]:
@@ -183,11 +167,19 @@ def _check_tensor(name: str, values: Tensor) -> None:
     if not values.is_floating_point():
         raise ValueError(f"`{name}` must be floating point; got {values.dtype}. Use `{name}.float()`.")
     check_dense(name, values)
-
-
-def _check_not_empty(name: str, values: Tensor) -> None:
     if values.numel() == 0:
         raise ValueError(f"`{name}` must not be empty; got shape {tuple(values.shape)}. Pass one input or more.")
+
+
+def _checked_facts(weights: Tensor | None, *more: Tensor, **tensors: Tensor) -> list[float]:
+    """Refuse bad weights and what is not finite; return the smallest and largest value of each tensor, then `more`."""
+    extremes = [extreme for tensor in tensors.values() for extreme in tensor.detach().aminmax()]
+    own = _weight_facts(weights, len(next(iter(tensors.values()))))
+    facts = _to_host([*extremes, *more, *own])
+    for place, (name, tensor) in enumerate(tensors.items()):
+        _check_finite(name, tensor.detach(), *facts[2 * place : 2 * place + 2])
+    _check_weight_facts(weights, facts[len(facts) - len(own) :])
+    return facts[: len(facts) - len(own)]
 
 
 def _weight_facts(weights: Tensor | None, num_members: int) -> list[Tensor]:
@@ -196,10 +188,7 @@ def _weight_facts(weights: Tensor | None, num_members: int) -> list[Tensor]:
         return []
     _check_tensor("weights", weights)
     if weights.shape != (num_members,):
-        raise ValueError(
-            f"`weights` must be shaped ({num_members},), one per member; got {tuple(weights.shape)}. "
-            "Give each member one number."
-        )
+        raise ValueError(f"`weights` must be shaped ({num_members},), one per member; got {tuple(weights.shape)}.")
     return [weights.amin(), weights.sum(dtype=compute_dtype(weights))]
 
 

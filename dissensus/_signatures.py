@@ -150,7 +150,7 @@ def _read(wanted: Mapping[str, Wanted], name: str, value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """Return a value as a sentence names it: itself if it is short, else what it is."""
-    if _is_tensor(value):
+    if is_tensor(value):
         layout = "" if value.layout == sys.modules["torch"].strided else "sparse "
         return f"a {layout}tensor of {value.dtype} shaped {tuple(value.shape)}"
     if isinstance(value, np.ndarray):
@@ -169,21 +169,17 @@ def _wanted(annotation: Any) -> Wanted:
     if origin in (Union, types.UnionType):
         return _any_of([_wanted(part) for part in parts])
     if origin is Literal:
-        return _one_of(parts)
+        return _that(lambda value: isinstance(value, str) and value in parts), _listed(map(repr, parts))
     if kind in (Sequence, Iterable, Collection, list, tuple) and parts:
         return _several(parts, kind in (Iterable, Collection))
     return _KINDS[kind] if kind in _KINDS else _instance(kind)
-
-
-def _one_of(words: Sequence[str]) -> Wanted:
-    return lambda value: value if isinstance(value, str) and value in words else _OTHER, _listed(map(repr, words))
 
 
 def _instance(kind: Any) -> Wanted:
     """Read objects of a class; of protocols and data, which comes in many forms, anything."""
     torch = sys.modules.get("torch")
     if torch and kind is torch.Tensor:
-        return _tensor, _TENSOR
+        return _that(lambda value: is_tensor(value) and _holds_numbers(value)), _TENSOR
     if torch and kind is torch.nn.Module:
         return _of(kind), "an nn.Module (a network)"
     data = (torch.utils.data.Dataset, torch.utils.data.DataLoader) if torch else ()
@@ -215,23 +211,25 @@ def _several(parts: tuple[Any, ...], unordered: bool) -> Wanted:
     listed = (list, tuple, set) if unordered else (list, tuple)
     others = Iterable if unordered else Sequence  # they may be gone through once only
 
-    def several(value: Any) -> Any:
+    def several(value: Any) -> bool:
         if isinstance(value, str | bytes):
-            return _OTHER
+            return False
         if _is_array(value):
-            fits = _holds_numbers(value) and value.ndim == 1 and length in (None, len(value))
-        elif isinstance(value, listed):
-            fits = length in (None, len(value)) and all(read(one) is not _OTHER for one in value)
-        else:
-            fits = isinstance(value, others)
-        return value if fits else _OTHER
+            return _holds_numbers(value) and value.ndim == 1 and length in (None, len(value))
+        if isinstance(value, listed):
+            return length in (None, len(value)) and all(read(one) is not _OTHER for one in value)
+        return isinstance(value, others)
 
     of = (f" of {length}" if length else "") + ("" if words == "anything" else f", each {words}")
-    return several, f"a list or tuple{of}"
+    return _that(several), f"a list or tuple{of}"
+
+
+def _that(fits: Callable[[Any], bool]) -> Reader:
+    return lambda value: value if fits(value) else _OTHER
 
 
 def _of(*kinds: type) -> Reader:
-    return lambda value: value if isinstance(value, kinds) else _OTHER
+    return _that(lambda value: isinstance(value, kinds))
 
 
 def _whole(value: Any) -> Any:
@@ -252,24 +250,21 @@ def _real(value: Any) -> Any:
     return _OTHER if isnan(number) else number
 
 
-def _tensor(value: Any) -> Any:
-    return value if _is_tensor(value) and _holds_numbers(value) else _OTHER
-
-
-def _array(value: Any) -> Any:
-    """Return arrays, and what NumPy makes arrays of: lists, columns of tables."""
+def _makes_array(value: Any) -> bool:
+    """Whether this is an array, or something that NumPy makes one of: a list, a column of a table."""
     if isinstance(value, np.ndarray):
-        return value if _holds_numbers(value) else _OTHER
-    column = hasattr(value, "__array__") and not isinstance(value, type) and not _is_tensor(value)
-    return value if column or isinstance(value, list | tuple) else _OTHER
+        return _holds_numbers(value)
+    column = hasattr(value, "__array__") and not isinstance(value, type) and not is_tensor(value)
+    return column or isinstance(value, list | tuple)
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or _is_tensor(value)
+    return isinstance(value, np.ndarray) or is_tensor(value)
 
 
-def _is_tensor(value: Any) -> bool:
-    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
+def is_tensor(value: Any) -> bool:
+    """Return whether this is a torch tensor, without importing torch."""
+    return (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor)
 
 
 def _holds_numbers(array: Any) -> bool:
@@ -289,7 +284,7 @@ _KINDS: dict[Any, Wanted] = {
     Path: (_of(Path), "a path"),
     type(None): (_of(type(None)), "None"),
     type: (_of(type), "a class"),
-    Callable: (lambda value: value if callable(value) else _OTHER, "a function"),
+    Callable: (_that(callable), "a function"),
     Mapping: (_of(Mapping), "a dict"),
-    np.ndarray: (_array, "an array of numbers"),
+    np.ndarray: (_that(_makes_array), "an array of numbers"),
 }

@@ -224,7 +224,7 @@ def test_scores_are_ranked_without_torch(tmp_path):
             lambda: ds.Alarm.calibrate(classifier(), inputs(), score="data_variance", loss="cross_entropy"),
             "one of predictive",
         ),
-        (lambda: ds.Alarm.calibrate(classifier(), inputs(), false_alarms=0), "between 0 and 1"),
+        (lambda: ds.Alarm.calibrate(classifier(), inputs(), false_alarms=0), "above 0 and below 1"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), labels=[0, 1]), "must be 120 whole numbers"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), score="bma", examples=inputs()), "Leave one out"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(6), examples=inputs()), "8 held-out inputs or more"),

@@ -99,7 +99,7 @@ class TestRuns:
         loaded = load_run(folder)
         model = Model(folder / "model.onnx")
         rows = [dict(zip(data, values, strict=True)) for values in zip(*data.values(), strict=True)][:50]
-        answers = model.answers(model.run(model.read_rows(rows)), None, False)
+        answers = model.answers(model.run(model.read_rows(rows)), False)
         encoded = loaded.preprocessing.columns.transform({name: data[name][:50] for name in data})
         logits = ds.predict(loaded.ensemble, loaded.preprocessing(torch.from_numpy(encoded)))
         wanted = logits.softmax(-1).mean(0)
@@ -119,7 +119,7 @@ class TestRuns:
         # Of a table it ranks by the distance to training rows: a row far outside rings, whatever members say of it.
         assert facts["score"] == "distance"
         far = [{**row, "age": 400} for row in rows]
-        assert all(answer["flag"] for answer in model.answers(model.run(model.read_rows(far)), None, False))
+        assert all(answer["flag"] for answer in model.answers(model.run(model.read_rows(far)), False))
         run("export", folder, "--false-alarms", "0.5", "-o", tmp_path / "half.onnx")
         assert Model(tmp_path / "half.onnx").limit == 0.5
 

@@ -1,6 +1,7 @@
 """An alarm for unfamiliar inputs whose rate of false alarms is guaranteed, and the scores that it ranks."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
 from dissensus._signatures import checked, whole_number
-from dissensus.conformal.ranks import Floats, Values, fraction, labels_of, like, p_values_among, vector, warn_of_few
+from dissensus.conformal.ranks import Floats, Values, fraction, labels_of, p_values_among, vector, warn_of_few
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,12 +120,11 @@ class Alarm:
             held_out: Ordinary inputs that training has not seen, or a pair (inputs, targets), as `ds.predict` and `ds.fit`
                 take them.
             score: A name of `scores.SCORES` or `scores.REGRESSION_SCORES`, or a function from member outputs `(members, batch,
-                ...)` to `(batch,)`, higher where stranger. "auto" is the score that tells `examples` best, on a quarter of the
-                held-out inputs that is not used again; without examples `mutual_information` (for one member `total_entropy`),
-                for regression `knowledge_variance`.
+                ...)` to `(batch,)`, higher where stranger. "auto" is the one that tells `examples` best; without examples
+                `mutual_information` (for one member `total_entropy`), for regression `knowledge_variance`.
             false_alarms: The rate of false alarms to allow. A warning says where so few held-out inputs can never ring.
             labels: Class of each held-out input, `(n,)`, for a guarantee within each class.
-            examples: Inputs that should raise the alarm, to choose the score by; asks for `score="auto"`.
+            examples: Inputs that should raise the alarm; with `score="auto"` a quarter of the held-out inputs chooses by them.
             loss: How outputs are read, as in `ds.evaluate`. "auto": float targets in `held_out` mean regression, whole numbers
                 `(n, labels)` several labels an input (`"binary_cross_entropy"`).
             seed: Decides which held-out inputs choose the score.
@@ -134,13 +134,12 @@ class Alarm:
         if examples is not None and score != "auto":
             raise ValueError(f"`examples` choose among scores, but `score` is {scorer.name!r}. Leave one out.")
         aurocs: dict[str, float] = {}
+        kept: Any = slice(None)
         if examples is None:
             scores = scorer(ens, inputs_of(held_out))
-            kept = np.arange(len(scores))
         else:
             scorer, scores, kept, aurocs = _chosen(ens, held_out, examples, scorer.loss, seed)
-        classes = None if labels is None else labels_of(labels, "labels", len(scores))[kept]
-        return cls(_by_class(scores[kept], classes), rate, scorer, ens, aurocs)._warned()
+        return cls(_by_class(scores, labels, kept), rate, scorer, ens, aurocs)._warned()
 
     @classmethod
     @checked
@@ -152,9 +151,7 @@ class Alarm:
             >>> alarm.p_values_of([50.0, 98.0, 200.0]).tolist()
             [0.5, 0.02, 0.01]
         """
-        found = vector(scores, "scores")
-        classes = None if labels is None else labels_of(labels, "labels", len(found))
-        return cls(_by_class(found, classes), fraction(false_alarms, "false_alarms"))._warned()
+        return cls(_by_class(vector(scores, "scores"), labels), fraction(false_alarms, "false_alarms"))._warned()
 
     def p_values(self, x: Any, labels: Any = None) -> "Tensor":
         """Return how rare inputs as strange as these are among ordinary ones, `(batch,)` float64. Reading: small is strange.
@@ -166,24 +163,20 @@ class Alarm:
         import torch
 
         found = self.p_values_of(self.scorer(self.members, x, "`p_values_of`"), labels)
-        return like(found, x) if isinstance(x, torch.Tensor) else torch.from_numpy(found)
+        return torch.from_numpy(found).to(x.device if isinstance(x, torch.Tensor) else "cpu")
 
     def p_values_of(self, scores: Values, labels: Any = None) -> Floats:
         """Return the p-values of scores that were computed elsewhere, `(batch,)`; needs numpy only."""
         found = vector(scores, "scores")
+        within = {name: p_values_among(own, found) for name, own in self.calibration.items()}
         if labels is None:
             # Largest over classes: at most the rate of every class's inputs ring.
-            return np.max([p_values_among(own, found) for own in self.calibration.values()], axis=0)
-        classes = labels_of(labels, "labels", len(found))
-        unknown = sorted(set(classes.tolist()) - set(self.calibration))
-        if unknown:
-            known = ", ".join(str(name) for name in self.calibration if name is not None)
-            raise ValueError(f"`labels` must be what it was calibrated with ({known or 'none'}); got {unknown[0]!r}.")
-        answer = np.empty(len(found))
-        for name in set(classes.tolist()):
-            own = classes == name
-            answer[own] = p_values_among(self.calibration[name], found[own])
-        return answer
+            return np.max(list(within.values()), axis=0)
+        classes = labels_of(labels, "labels", len(found)).tolist()
+        if unknown := set(classes) - set(within):
+            known = ", ".join(str(name) for name in within if name is not None)
+            raise ValueError(f"`labels` must be what it was calibrated with ({known or 'none'}); got {min(unknown)!r}.")
+        return np.array([within[name][row] for row, name in enumerate(classes)])
 
     def __call__(self, x: Any, labels: Any = None) -> "Tensor":
         """Return which inputs raise the alarm, `(batch,)` bool."""
@@ -202,12 +195,9 @@ class Alarm:
             >>> Alarm.of_scores(range(99), false_alarms=0.05).threshold
             94.0
         """
-        limits = []
-        for own in self.calibration.values():
-            # So many ranks ring, the new input's included.
-            ring = int(np.floor(self.false_alarms * (len(own) + 1) + 1e-9))
-            limits.append(np.inf if ring < 1 else own[len(own) - ring])
-        return float(max(limits))
+        # So many ranks ring, the new input's included.
+        ringing = {name: int(self.false_alarms * (len(own) + 1) + 1e-9) for name, own in self.calibration.items()}
+        return float(max(np.append(own, np.inf)[len(own) - ringing[name]] for name, own in self.calibration.items()))
 
     def save(self, path: Path | str) -> None:
         """Write the alarm, without its ensemble, as JSON."""
@@ -234,10 +224,12 @@ class Alarm:
         return self
 
 
-def _by_class(scores: Floats, classes: NDArray[Any] | None) -> dict[int | str | None, Floats]:
-    if classes is None:
-        return {None: np.sort(scores)}
-    return {name: np.sort(scores[classes == name]) for name in np.unique(classes).tolist()}
+def _by_class(scores: Floats, labels: Any, kept: Any = slice(None)) -> dict[int | str | None, Floats]:
+    """Return those scores that are kept, sorted, by class."""
+    if labels is None:
+        return {None: np.sort(scores[kept])}
+    classes = labels_of(labels, "labels", len(scores))[kept]
+    return {name: np.sort(scores[kept][classes == name]) for name in np.unique(classes).tolist()}
 
 
 def _chosen(
@@ -273,9 +265,8 @@ def _named_scores(names: list[str], loss: str, members: "Members", x: Any) -> di
     outputs = predict(members, x)
     outputs = outputs if outputs.ndim == 3 else outputs[..., None]
     likelihood = likelihood_of(loss)
-    mean, scale = likelihood.mean_and_scale(outputs)
-    family = likelihood.family
-    return {name: vector(REGRESSION_SCORES[name](mean, scale, family=family).mean(-1), name) for name in names}
+    beliefs = likelihood.mean_and_scale(outputs)
+    return {name: vector(REGRESSION_SCORES[name](*beliefs, family=likelihood.family).mean(-1), name) for name in names}
 
 
 def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Scorer:
@@ -289,16 +280,15 @@ def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Sco
     known = (*SCORES, *REGRESSION_SCORES)
     if score != "auto" and score not in known:
         raise ValueError(f"`score` must be 'auto', a function or one of {', '.join(known)}; got {score!r}.")
-    if loss == "auto":
-        loss = _loss_of(members, held_out, score)
-    if score != "auto":
-        if score not in (fitting := SCORES if loss in (CLASSES, LABELS) else REGRESSION_SCORES):
-            raise ValueError(f"With the loss {loss!r} `score` must be one of {', '.join(fitting)}; got {score!r}.")
-        return Scorer(score, loss)
-    if loss not in (CLASSES, LABELS):
-        return Scorer("knowledge_variance", loss)
-    # Members that cannot disagree have nothing but their own doubt.
-    return Scorer("mutual_information" if members.num_members > 1 else "total_entropy", loss)
+    loss = _loss_of(members, held_out, score) if loss == "auto" else loss
+    fitting = SCORES if loss in (CLASSES, LABELS) else REGRESSION_SCORES
+    if score == "auto":
+        # Members that cannot disagree have nothing but their own doubt.
+        doubt = "mutual_information" if members.num_members > 1 else "total_entropy"
+        score = doubt if fitting is SCORES else "knowledge_variance"
+    if score not in fitting:
+        raise ValueError(f"With the loss {loss!r} `score` must be one of {', '.join(fitting)}; got {score!r}.")
+    return Scorer(score, loss)
 
 
 def inputs_of(held_out: Any) -> Any:
@@ -313,11 +303,11 @@ def _loss_of(members: "Members", held_out: Any, score: str) -> str:
     from dissensus.predictions import predict
     from dissensus.scores import SCORES
 
-    targets = _first_targets(held_out)
+    inputs, targets = inputs_of(held_out), _first_targets(held_out)
     real = targets is not None and targets.is_floating_point()
     if score in SCORES or (score == "auto" and not real):
         return LABELS if targets is not None and targets.ndim == 2 and not real else CLASSES
-    outputs = predict(members, next(input_batches(inputs_of(held_out), 2))[:2]).shape[-1]
+    outputs = predict(members, next(input_batches(inputs, 2))[:2]).shape[-1]
     if (told := "mse" if outputs == 1 else regression_loss(outputs, targets)) is not None:
         return told
     raise ValueError(
@@ -333,11 +323,9 @@ def _first_targets(held_out: Any) -> "Tensor | None":
 
     from dissensus.data.sources import pair_batches
 
-    if isinstance(held_out, tuple | list) and len(held_out) == 2:
+    if inputs_of(held_out) is not held_out:
         return torch.as_tensor(held_out[1])
-    if not isinstance(held_out, Dataset | DataLoader):
-        return None
-    try:
-        return next(iter(pair_batches(held_out, 2)))[1]
-    except ValueError:  # batches of inputs alone
-        return None
+    if isinstance(held_out, Dataset | DataLoader):
+        with suppress(ValueError):  # batches of inputs alone
+            return next(iter(pair_batches(held_out, 2)))[1]
+    return None

@@ -66,11 +66,9 @@ def sets(
         raise ValueError(f"`y_cal` must be classes from 0 to {held_out.shape[1] - 1}; got {y.min()} to {y.max()}.")
     slope = real_number("penalty", penalty) if method == "raps" else 0.0
     of_true = _class_scores(held_out, method, slope, free_ranks)[np.arange(len(y)), y]
-    if per_class:
-        limits = np.array([_limit(of_true[y == c], level, f"class {c}") for c in range(held_out.shape[1])])
-    else:
-        limits = np.array(_limit(of_true, level, ""))
-    return like(_class_scores(new, method, slope, free_ranks) <= limits, probs)
+    classes = range(held_out.shape[1]) if per_class else ()
+    limits = [_limit(of_true[y == c], level, f" of class {c}") for c in classes] or [_limit(of_true, level)]
+    return like(_class_scores(new, method, slope, free_ranks) <= np.array(limits), probs)
 
 
 @checked
@@ -124,22 +122,19 @@ def _limits_by_group(scores: Floats, level: float, groups_cal: Any, groups: Any,
     if (groups_cal is None) != (groups is None):
         raise ValueError("Groups must be given for held-out and new inputs alike: pass `groups_cal` and `groups`.")
     if groups_cal is None:
-        return np.full(num, _limit(scores, level, ""))
+        return np.array(_limit(scores, level))
     known, new = labels_of(groups_cal, "groups_cal", len(scores)), labels_of(groups, "groups", num)
-    limits = np.empty(num)
-    for name in np.unique(new).tolist():
-        limits[new == name] = _limit(scores[known == name], level, f"group {name!r}")
-    return limits
+    names, places = np.unique(new, return_inverse=True)
+    return np.array([_limit(scores[known == name], level, f" of group {name!r}") for name in names.tolist()])[places]
 
 
-def _limit(scores: Floats, level: float, who: str) -> float:
+def _limit(scores: Floats, level: float, of: str = "") -> float:
     """Return the score that the next one exceeds with probability 1 - level or less; infinite where there are too few."""
     # The product may come out a hair above the whole number that it is.
     rank = ceil((len(scores) + 1) * level - 1e-9)
     if rank <= len(scores):
         return float(np.partition(scores, rank - 1)[rank - 1])
-    of = f"The held-out inputs of {who}" if who else "The held-out inputs"
-    warn_of_few(len(scores), 1 - level, of, "the answer is everything")
+    warn_of_few(len(scores), 1 - level, f"The held-out inputs{of}", "the answer is everything")
     return float("inf")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
-from dissensus._signatures import checked, whole_number
+from dissensus._signatures import checked, real_number, whole_number
 from dissensus.conformal.alarm import Score, Scorer, inputs_of, scorer_of
 from dissensus.conformal.ranks import Floats, Values, array, vector
 
@@ -101,11 +101,7 @@ class Martingale:
 
     def alarm(self, threshold: float) -> bool:
         """Return whether the value has ever reached a threshold; without a change that has probability 1/threshold or less."""
-        if not threshold > 1:
-            raise ValueError(
-                f"`threshold` must be above 1, where every martingale begins; got {threshold!r}. 20 allows one false alarm in 20 streams."
-            )
-        return bool(self.log_peak >= np.log(threshold))
+        return bool(self.log_peak >= np.log(real_number("threshold", threshold, least=1.0, above=True)))
 
     def state(self) -> dict[str, Any]:
         """Return all that a later process needs to go on, as JSON takes it."""
@@ -123,9 +119,7 @@ class DriftMonitor:
 
     Each score is ranked among all earlier ones: first the held-out inputs, then the stream itself. While the source stays as it was,
     these ranks are independent and uniform, ties being broken at random by `seed`, so a `Martingale` of them ever reaches c with a
-    probability of at most 1/c. Scores are sorted into at most 256 bins, by held-out inputs that are not ranked among: the state is
-    small, and the guarantee exact. Of several monitors each keeps it: that *any* of K reaches c has a probability of at most K/c
-    (their product means nothing where they began with the same held-out inputs).
+    probability of at most 1/c. Scores are sorted into at most 256 bins, by held-out inputs that are not ranked among.
 
     Attributes:
         edges: Where bins end, `(bins - 1,)`.
@@ -286,14 +280,11 @@ def two_sample(reference: Values, batch: Values, *, permutations: int = 999, see
     first, second = vector(reference, "reference"), vector(batch, "batch")
     values, groups = np.unique(np.concatenate([first, second]), return_inverse=True)
     member = np.arange(len(groups)) >= len(first)
-    rng = np.random.default_rng(whole_number("seed", seed, 0))
+    rng, times = np.random.default_rng(whole_number("seed", seed, 0)), whole_number("permutations", permutations, 1)
     found = _distance(groups, member, len(values))
+    others = [_distance(groups, rng.permutation(member), len(values)) for _ in range(times)]
     # Distances are differences of fractions: equal ones may differ by rounding.
-    others = [
-        _distance(groups, rng.permutation(member), len(values))
-        for _ in range(whole_number("permutations", permutations, 1))
-    ]
-    return float((1 + np.sum(np.asarray(others) >= found - 1e-12)) / (permutations + 1))
+    return float((1 + np.sum(np.asarray(others) >= found - 1e-12)) / (times + 1))
 
 
 def _distance(groups: NDArray[np.intp], member: NDArray[np.bool_], num: int) -> float:

@@ -1,6 +1,5 @@
 """Where new scores rank among those of held-out inputs."""
 
-import sys
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, is_tensor, real_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,9 +91,7 @@ def labels_of(values: Any, name: str, size: int) -> NDArray[Any]:
 
 def fraction(value: float, name: str) -> float:
     """Return a number between 0 and 1, both excluded."""
-    if not 0 < value < 1:
-        raise ValueError(f"`{name}` must lie between 0 and 1, both excluded; got {value!r}.")
-    return value
+    return real_number(name, value, above=True, below=1.0)
 
 
 def warn_of_few(num: int, rate: float, who: str, effect: str) -> None:
@@ -105,12 +102,6 @@ def warn_of_few(num: int, rate: float, who: str, effect: str) -> None:
             UserWarning,
             stacklevel=5,
         )
-
-
-def is_tensor(values: Any) -> bool:
-    """Return whether this is a torch tensor, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(values, torch.Tensor)
 
 
 def like(found: NDArray[Any], given: Any) -> Any:

@@ -1,6 +1,7 @@
 """What is drawn into one `Axes`, after what all drawings share: new figures, files of them, colours and conversions."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -167,8 +168,7 @@ def score_histograms(scores: Mapping[str, Values], ax: "Axes", *, bins: int = 40
     if not arrays:
         raise ValueError("`scores` must name at least one set; got none.")
     edges = np.histogram_bin_edges(np.concatenate(list(arrays.values())), bins).tolist()
-    for index, (name, values) in enumerate(arrays.items()):
-        colour = COLOURS[index % len(COLOURS)]
+    for colour, (name, values) in zip(cycle(COLOURS), arrays.items(), strict=False):
         ax.hist(values, edges, density=True, histtype="stepfilled", color=colour, alpha=0.25)
         ax.hist(values, edges, density=True, histtype="step", color=colour, linewidth=1.4, label=name)
     ax.set(xlabel=xlabel, ylabel="density")
@@ -235,9 +235,8 @@ def member_count_curves(
         >>> ax.lines[0].get_ydata().tolist()
         [3.0, 2.5, 2.4]
     """
-    for index, (name, (values, errors)) in enumerate(curves.items()):
+    for colour, (name, (values, errors)) in zip(cycle(COLOURS), curves.items(), strict=False):
         centre, spread = flat_array(values), flat_array(errors)
-        colour = COLOURS[index % len(COLOURS)]
         ax.plot(counts, centre, "o-", color=colour, markersize=4, linewidth=1.5, label=name)
         ax.fill_between(counts, centre - spread, centre + spread, color=colour, alpha=0.2, linewidth=0)
     ax.set_xscale("log", base=2)
@@ -271,9 +270,9 @@ def p_value_histogram(
     if false_alarms is not None:
         ax.axvline(false_alarms, color=NOTE_COLOUR, linestyle=":", linewidth=1, label=f"rings below {false_alarms:g}")
     edges = np.linspace(0, 1, bins + 1)
-    for place, (name, values) in enumerate(p_values.items()):
+    for colour, (name, values) in zip(cycle(COLOURS), p_values.items(), strict=False):
         height = np.histogram(flat_array(values), edges, density=True)[0]
-        ax.stairs(height, edges, color=COLOURS[place % len(COLOURS)], linewidth=1.5, label=name)
+        ax.stairs(height, edges, color=colour, linewidth=1.5, label=name)
     ax.set(xlabel="p-value", ylabel="density", xlim=(0, 1))
     ax.set_ylim(bottom=0)
     ax.legend(frameon=False, fontsize="small")
@@ -295,9 +294,9 @@ def martingale_path(log_values: Mapping[str, Values], ax: "Axes", *, thresholds:
         >>> [line.get_label() for line in ax.lines]
         ['stream', '20']
     """
-    for place, (name, values) in enumerate(log_values.items()):
+    for colour, (name, values) in zip(cycle(COLOURS), log_values.items(), strict=False):
         logs = flat_array(values) / np.log(10)
-        ax.plot(np.arange(1, len(logs) + 1), logs, color=COLOURS[place % len(COLOURS)], linewidth=1.2, label=name)
+        ax.plot(np.arange(1, len(logs) + 1), logs, color=colour, linewidth=1.2, label=name)
     for threshold in thresholds:
         ax.axhline(np.log10(threshold), color=NOTE_COLOUR, linestyle="--", linewidth=1, label=f"{threshold:g}")
     ax.set(xlabel="inputs", ylabel="value of the martingale, log10")

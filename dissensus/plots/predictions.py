@@ -57,7 +57,6 @@ def four_panels(
             raise ValueError(
                 f"`{name}_uncertainty` and `mean_probs` must cover the {side} by {side} grid of `axis`; {got}."
             )
-    _check_colours(num_classes)
     figure, axes = panels(2, 2, width=4.2, height=3.9)
     # Panels of a fixed shape leave gaps in the usual layout.
     figure.set_layout_engine("compressed")
@@ -92,7 +91,6 @@ def class_maps(axis: Values, probs: Tensor, names: Sequence[str]) -> "Figure":
         >>> [ax.get_title() for ax in figure.axes]
         ['first', 'second']
     """
-    _check_colours(probs.shape[-1])
     figure, axes = panels(len(names), width=2.4, height=2.5)
     for ax, values, name in zip(axes, probs, names, strict=True):
         _image(_blend(values), axis, ax)
@@ -123,16 +121,13 @@ def _image(values: NDArray[Any], axis: Values, ax: "Axes", **look: Any) -> "Axes
     return ax.imshow(values, extent=(*ends, *ends), origin="lower", interpolation="none", **look)
 
 
-def _check_colours(num_classes: int) -> None:
-    if num_classes > len(COLOURS):
-        raise ValueError(f"There are colours for {len(COLOURS)} classes; got {num_classes}. Draw fewer.")
-
-
 def _blend(probs: Tensor) -> NDArray[Any]:
     """Return the classes' colours mixed by probability: pure where the ensemble is sure."""
     from matplotlib.colors import to_rgb
 
-    palette = np.array([to_rgb(colour) for colour in COLOURS[: probs.shape[-1]]])
+    if (num_classes := probs.shape[-1]) > len(COLOURS):
+        raise ValueError(f"There are colours for {len(COLOURS)} classes; got {num_classes}. Draw fewer.")
+    palette = np.array([to_rgb(colour) for colour in COLOURS[:num_classes]])
     return np.clip(as_array(probs) @ palette, 0.0, 1.0)
 
 

@@ -14,8 +14,9 @@ from math import log
 from typing import Annotated, Any, TypeGuard
 
 import numpy as np
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Path, Request, Response
 from numpy.typing import NDArray
+from pydantic import AfterValidator
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, PlainTextResponse
@@ -24,7 +25,7 @@ from dissensus import __version__
 from dissensus.conformal import DriftMonitor
 from dissensus.serving import schema
 from dissensus.serving.batching import Batcher, QueueFull
-from dissensus.serving.model import Arrays, BadInput, Field, Model, with_limit
+from dissensus.serving.model import Arrays, BadInput, Field, Model
 from dissensus.serving.watching import Metrics, Watched
 
 # For what the framework itself says.
@@ -32,9 +33,6 @@ _SENTENCES = {
     "Not Found": "There is nothing at this address; GET /openapi.json lists what there is.",
     "Method Not Allowed": "This address does not take that method.",
 }
-
-
-_LOG_10 = log(10)
 # Points of the drift chart; when they are full, every second one goes.
 _POINTS = 400
 
@@ -89,6 +87,15 @@ class Service:
         self._points: list[tuple[int, float]] = []
         self._every = 1
 
+    async def check_key(self, request: Request) -> None:
+        """Let requests with the right key pass; in a time that does not tell how much of it was right."""
+        key = self.settings.api_key
+        given = request.headers.get("authorization", "").encode("latin-1").removeprefix(b"Bearer ")
+        if key is not None and not hmac.compare_digest(given, key.encode()):
+            raise HTTPException(
+                401, "Send the server's key as Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
+            )
+
     def _run(self, feed: Arrays) -> Arrays:
         """Run a batch, and look at its scores; in the batcher's thread, which is the only one that does."""
         outputs = self.model.run(feed)
@@ -102,7 +109,7 @@ class Service:
         return outputs
 
     def _note(self, monitor: DriftMonitor) -> None:
-        seen, value = monitor.martingale.seen, monitor.log_value / _LOG_10
+        seen, value = monitor.martingale.seen, monitor.log_value / log(10)
         self.metrics.martingale.set(value)
         if not self._points or seen - self._points[-1][0] >= self._every:
             self._points.append((seen, round(value, 3)))
@@ -117,10 +124,10 @@ class Service:
         return {
             "watched": True,
             "seen": self.monitor.martingale.seen,
-            "log10": self.monitor.log_value / _LOG_10,
+            "log10": self.monitor.log_value / log(10),
             "threshold": self.settings.drift_threshold,
             "alarm": self.monitor.alarm(self.settings.drift_threshold),
-            "points": [list(point) for point in self._points],
+            "points": self._points,
         }
 
 
@@ -151,50 +158,55 @@ def make_app(settings: Settings) -> FastAPI:
     app.add_middleware(Watched, metrics=service.metrics)
     for problem in (HTTPException, BadInput, QueueFull):
         app.add_exception_handler(problem, _refuse)
-    _add_rows(app, service)  # first, since routes are tried in their order
-    _add_protocol(app, service)
-    _add_watching(app, service)
+    keyed = APIRouter(dependencies=[Depends(service.check_key)], responses=schema.refusals(401))
+    _add_rows(keyed, service)
+    _add_protocol(app, keyed, service)
+    _add_watching(app, keyed, service)
+    app.include_router(keyed)
     return app
 
 
-def _add_protocol(app: FastAPI, service: Service) -> None:
+def _add_protocol(app: FastAPI, keyed: APIRouter, service: Service) -> None:
     """Add KServe's protocol, version 2."""
     name = service.settings.name
-    # Described as the one name there is; another gets a sentence, which a type that allows no other would not give.
-    Name = Annotated[str, Path(description="The model's name.", json_schema_extra={"enum": [name]})]
 
-    @app.get("/v2/health/live", responses=schema.answers(schema.LIVE), tags=["health"])
+    def known(given: str) -> str:
+        if given != name:
+            raise HTTPException(404, f"There is one model here, {name!r}.")
+        return given
+
+    # Described as the one name there is; another gets a sentence, which a type that allows no other would not give.
+    about = Path(description="The model's name.", json_schema_extra={"enum": [name]})
+    Name = Annotated[str, about, AfterValidator(known)]
+
+    @app.get("/v2/health/live", responses=schema.answers({"live": True}), tags=["health"])
     async def live() -> Response:
         """Say that the process answers."""
         return _json({"live": True})
 
-    @app.get("/v2/health/ready", responses=schema.answers(schema.READY), tags=["health"])
+    @app.get("/v2/health/ready", responses=schema.answers({"ready": True}), tags=["health"])
     async def ready() -> Response:
         """Say that the model is loaded."""
         return _json({"ready": True})
 
-    @app.get("/v2", responses=schema.answers(schema.SERVER, 401), tags=["protocol"])
-    async def server(request: Request) -> Response:
+    @keyed.get("/v2", responses=schema.answers({"name": "", "version": "", "extensions": [""]}), tags=["protocol"])
+    async def server() -> Response:
         """Describe the server."""
-        _check_key(request, service)
         return _json({"name": "dissensus", "version": __version__, "extensions": []})
 
-    @app.get("/v2/models/{model}/ready", responses=schema.answers(schema.MODEL_READY, 404), tags=["health"])
+    @app.get("/v2/models/{model}/ready", responses=schema.answers({"name": "", "ready": True}, 404), tags=["health"])
     async def model_ready(model: Name) -> Response:
         """Say that a model is loaded."""
-        _check_name(model, name)
-        return _json({"name": name, "ready": True})
+        return _json({"name": model, "ready": True})
 
-    @app.get("/v2/models/{model}", responses=schema.answers(schema.MODEL, 401, 404), tags=["protocol"])
-    async def metadata(model: Name, request: Request) -> Response:
+    @keyed.get("/v2/models/{model}", responses=schema.answers(schema.MODEL, 404), tags=["protocol"])
+    async def metadata(model: Name) -> Response:
         """Describe a model: its inputs and outputs, and what its file says about itself."""
-        _check_key(request, service)
-        _check_name(model, name)
         served = service.model
         limit = [] if served.limit is None else [{"name": "limit", "datatype": "FP32", "shape": []}]
         return _json(
             {
-                "name": name,
+                "name": model,
                 "versions": ["1"],
                 "platform": "onnxruntime_onnx",
                 "inputs": [field.to_json() for field in served.inputs.values()] + limit,
@@ -203,36 +215,32 @@ def _add_protocol(app: FastAPI, service: Service) -> None:
             }
         )
 
-    @app.post(
+    @keyed.post(
         "/v2/models/{model}/infer",
-        responses=schema.answers(schema.INFERRED, 400, 401, 404, 408, 413, 415, 429),
+        responses=schema.answers(schema.INFERRED, 400, 404, 408, 413, 415, 429),
         openapi_extra=schema.body(schema.infer(service.model)),
         tags=["protocol"],
     )
     async def infer(model: Name, request: Request) -> Response:
         """Predict tensors. `limit`, a false-alarm rate, may be given among the inputs."""
-        _check_key(request, service)
-        _check_name(model, name)
         asked = await _read(request, service)
         feed, limit = _tensors(asked, service)
         wanted = _wanted(asked, service)
-        found = await _predict(request, service, feed)
-        with_limit(found, limit)
+        found = await _predict(request, service, feed, limit)
         outputs = [service.model.outputs[output].tensor(found[output]) for output in wanted]
-        answer = {"model_name": name, "model_version": "1", "outputs": outputs}
+        answer = {"model_name": model, "model_version": "1", "outputs": outputs}
         return _json(answer | ({"id": asked["id"]} if "id" in asked else {}))
 
 
-def _add_rows(app: FastAPI, service: Service) -> None:
-    @app.post(
+def _add_rows(keyed: APIRouter, service: Service) -> None:
+    @keyed.post(
         "/score",
-        responses=schema.answers(schema.SCORED, 400, 401, 408, 413, 415, 429),
+        responses=schema.answers(schema.SCORED, 400, 408, 413, 415, 429),
         openapi_extra=schema.body(schema.score(service.model)),
         tags=["rows"],
     )
     async def score(request: Request) -> Response:
         """Predict rows: lists of numbers, or objects by name of column."""
-        _check_key(request, service)
         asked = await _read(request, service)
         if unknown := set(asked) - {"rows", "limit", "members"}:
             raise BadInput(f'A request has "rows", and may have "limit" and "members"; got {min(unknown)[:60]!r}.')
@@ -242,11 +250,11 @@ def _add_rows(app: FastAPI, service: Service) -> None:
             raise BadInput('"members" must be true or false.')
         rows = asked.get("rows")
         _check_rows(len(rows) if isinstance(rows, list) else 1, service)
-        found = await _predict(request, service, service.model.read_rows(rows))
-        return _json({"rows": service.model.answers(found, limit, members)})
+        found = await _predict(request, service, service.model.read_rows(rows), limit)
+        return _json({"rows": service.model.answers(found, members)})
 
 
-def _add_watching(app: FastAPI, service: Service) -> None:
+def _add_watching(app: FastAPI, keyed: APIRouter, service: Service) -> None:
     page, policy = _page(service.settings.name)
 
     @app.get("/", response_class=HTMLResponse, tags=["page"])
@@ -254,16 +262,14 @@ def _add_watching(app: FastAPI, service: Service) -> None:
         """Return a page to try the model in a browser."""
         return Response(page, media_type="text/html", headers={"Content-Security-Policy": policy})
 
-    @app.get("/drift", responses=schema.answers(schema.DRIFT, 401), tags=["watching"])
-    async def drift(request: Request) -> Response:
+    @keyed.get("/drift", responses=schema.answers(schema.DRIFT), tags=["watching"])
+    async def drift() -> Response:
         """Say whether inputs have changed since the ensemble was calibrated, as this worker has seen them."""
-        _check_key(request, service)
         return _json(service.drift())
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=schema.refusals(401), tags=["watching"])
-    async def metrics(request: Request) -> Response:
+    @keyed.get("/metrics", response_class=PlainTextResponse, tags=["watching"])
+    async def metrics() -> Response:
         """Return counters for Prometheus."""
-        _check_key(request, service)
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -324,14 +330,14 @@ def _tensors(asked: dict[str, Any], service: Service) -> tuple[Arrays, float | N
         raise BadInput(
             f"The inputs are {', '.join(map(repr, fields))}, each once; got {', '.join(map(repr, named)) or 'none':.200}."
         )
-    limit, feed, rows = None, dict[str, NDArray[Any]](), None
+    limit, feed, rows = None, Arrays(), None
     if "limit" in named:
         data = named["limit"].get("data")
         limit = _limit(data[0] if isinstance(data, list) and len(data) == 1 else data, service)
     for name, field in fields.items():
         feed[name] = _array(named[name], field, rows)
         rows = len(feed[name])
-    _check_rows(rows or 0, service)
+        _check_rows(rows, service)
     return feed, limit
 
 
@@ -367,29 +373,16 @@ def _limit(value: Any, service: Service) -> float:
     return float(value)
 
 
-async def _predict(request: Request, service: Service, feed: Arrays) -> Arrays:
+async def _predict(request: Request, service: Service, feed: Arrays, limit: float | None) -> Arrays:
+    """Return the outputs; flags of another limit than the file's own come by the same comparison."""
     found = await service.batcher.submit(feed)
     request.scope["dissensus.rows"] = len(found["prediction"])
-    return dict(found)
+    return found if limit is None or "p_value" not in found else found | {"flag": found["p_value"] <= np.float32(limit)}
 
 
 def _check_rows(rows: int, service: Service) -> None:
     if rows > service.settings.most_rows:
         raise HTTPException(413, f"A request may have {service.settings.most_rows} rows; got {rows}.")
-
-
-def _check_name(given: str, name: str) -> None:
-    if given != name:
-        raise HTTPException(404, f"There is one model here, {name!r}.")
-
-
-def _check_key(request: Request, service: Service) -> None:
-    """Let requests with the right key pass; in a time that does not tell how much of it was right."""
-    if service.settings.api_key is None:
-        return
-    given = request.headers.get("authorization", "").encode("latin-1").removeprefix(b"Bearer ")
-    if not hmac.compare_digest(given, service.settings.api_key.encode()):
-        raise HTTPException(401, "Send the server's key as Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"})
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -50,11 +50,8 @@ class Field:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as the protocol lists it; -1 is an axis of any size."""
-        return {
-            "name": self.name,
-            "datatype": self.datatype,
-            "shape": [-1, *(-1 if n is None else n for n in self.shape)],
-        }
+        shape = [-1, *(-1 if n is None else n for n in self.shape)]
+        return {"name": self.name, "datatype": self.datatype, "shape": shape}
 
     def tensor(self, values: NDArray[Any]) -> dict[str, Any]:
         """Return an answer as the protocol has it."""
@@ -80,8 +77,7 @@ class Field:
     def _shaped(self, array: NDArray[Any], shape: Sequence[int] | None) -> NDArray[Any]:
         if shape is None:
             return array
-        if array.size != prod(shape) or array.ndim not in (1, len(shape)):
-            count = prod(shape)
+        if array.size != (count := prod(shape)) or array.ndim not in (1, len(shape)):
             raise BadInput(f'"data" of {self.name!r} must have {count} numbers, as its shape says; got {array.size}.')
         return array.reshape(shape)
 
@@ -91,17 +87,13 @@ class Field:
         return "f" in self.kinds
 
     def _converted(self, array: NDArray[Any]) -> NDArray[Any]:
-        if self.floats:
-            with np.errstate(over="ignore"):
-                found = array.astype(self.dtype)
-            if not np.isfinite(found).all():
-                row = int(np.argwhere(~np.isfinite(found))[0][0])
-                raise BadInput(f"{self.name!r} must hold finite numbers of {self.datatype}; row {row} does not.")
-            return found
-        limits = (0, 1) if self.dtype is np.bool_ else (np.iinfo(self.dtype).min, np.iinfo(self.dtype).max)
-        if array.dtype.kind != "b" and array.size and (array.min() < limits[0] or array.max() > limits[1]):
-            raise BadInput(f"{self.name!r} must hold whole numbers from {limits[0]} to {limits[1]}.")
-        return array.astype(self.dtype)
+        with np.errstate(over="ignore"):
+            found = array.astype(self.dtype)
+        fits, kind = (np.isfinite(found), "finite") if self.floats else (found == array, "whole")
+        if not fits.all():
+            row = int(np.argwhere(~fits)[0][0])
+            raise BadInput(f"{self.name!r} must hold {kind} numbers of {self.datatype}; row {row} does not.")
+        return found
 
 
 def _has_booleans(values: Any) -> bool:
@@ -193,9 +185,8 @@ class Model:
                 raise BadInput(f"Column {name!r} of row {number} must be a number, a text or null.")
         return row
 
-    def answers(self, found: Arrays, limit: float | None, members: bool) -> list[dict[str, Any]]:
+    def answers(self, found: Arrays, members: bool) -> list[dict[str, Any]]:
         """Return one object a row, for `/score`."""
-        with_limit(found, limit)
         columns = {name: values.tolist() for name, values in found.items() if members or name != "members"}
         answers = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         for answer in answers:
@@ -206,9 +197,3 @@ class Model:
             elif len(values) == 1:
                 answer["prediction"] = values[0]
         return answers
-
-
-def with_limit(found: Arrays, limit: float | None) -> None:
-    """Put the flags of another limit than the file's own into its outputs, by the same comparison."""
-    if limit is not None and "p_value" in found:
-        found["flag"] = found["p_value"] <= np.float32(limit)

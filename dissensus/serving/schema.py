@@ -7,11 +7,6 @@ from dissensus.serving.model import Field, Model
 
 Schema = dict[str, Any]
 
-_NUMBER: Schema = {"type": "number"}
-_TEXT: Schema = {"type": "string"}
-_FLAG: Schema = {"type": "boolean"}
-_WHOLE: Schema = {"type": "integer"}
-
 
 def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
     return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
@@ -21,43 +16,51 @@ def _list(items: Schema, **more: Any) -> Schema:
     return {"type": "array", "items": items, **more}
 
 
+def _one_of(*words: str) -> Schema:
+    return {"type": "string", "enum": list(words)}
+
+
 def _like(example: Any) -> Schema:
-    """Describe values that look like an example: an object with all its keys, or a list whose items are like its first."""
+    """Describe values that look like an example: an object, of which keys with a question mark may be missing, or a list.
+
+    A pair is an example and what is said about it; `...` is anything.
+    """
+    if isinstance(example, tuple):
+        return {**_like(example[0]), "description": example[1]}
     if isinstance(example, dict):
-        return _object({name: _like(value) for name, value in example.items()})
+        parts = {name.rstrip("?"): _like(value) for name, value in example.items()}
+        return {"type": "object", "properties": parts, "required": [name for name in example if name in parts]}
     if isinstance(example, list):
-        return _list(_like(example[0]) if example else {})
-    return {"type": _TYPES[type(example)]}
+        return _list(_like(example[0]))
+    return {} if example is ... else {"type": _TYPES[type(example)]}
 
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
-LIVE, READY, MODEL_READY = _like({"live": True}), _like({"ready": True}), _like({"name": "", "ready": True})
-SERVER = _like({"name": "", "version": "", "extensions": [""]})
-_ERROR = _object({"error": {**_TEXT, "description": "One sentence: what was wanted, what came, what to do."}})
+_ERROR = {"error": ("", "One sentence: what was wanted, what came, what to do.")}
 _FIELD = {"name": "", "datatype": "", "shape": [1]}
-MODEL = _like({"name": "", "versions": [""], "platform": "", "inputs": [_FIELD], "outputs": [_FIELD], "parameters": {}})
-
-
-def _tensor(name: Schema, datatype: Schema) -> Schema:
-    data = _list({}, description="Numbers, flat or nested as the shape says.")
-    return _object({"name": name, "shape": _list({**_WHOLE, "minimum": 0}), "datatype": datatype, "data": data})
-
-
-INFERRED = _object({"model_name": _TEXT, "model_version": _TEXT, "outputs": _list(_tensor(_TEXT, _TEXT))}, id=_TEXT)
-_UNCERTAINTY = {
-    "total": {**_NUMBER, "description": "Total uncertainty: an entropy in nats, or a variance."},
-    "data": {**_NUMBER, "description": "The part that members see in the data."},
-    "knowledge": {**_NUMBER, "description": "The part in which members disagree."},
-    "score": {**_NUMBER, "description": "What the alarm ranks; higher is stranger."},
+MODEL = {"name": "", "versions": [""], "platform": "", "inputs": [_FIELD], "outputs": [_FIELD], "parameters": {}}
+_DATA = ([...], "Numbers, flat or nested as the shape says.")
+INFERRED = {"model_name": "", "model_version": "", "outputs": [{**_FIELD, "data": _DATA}], "id?": ""}
+_SCORED_ROW = {
+    "prediction": (..., "Name or number of the class, or the value(s)."),
+    "total": (0.0, "Total uncertainty: an entropy in nats, or a variance."),
+    "data": (0.0, "The part that members see in the data."),
+    "knowledge": (0.0, "The part in which members disagree."),
+    "score": (0.0, "What the alarm ranks; higher is stranger."),
+    "probabilities?": [0.0],
+    "p_value?": (0.0, "Small where an input is unlike held-out ones."),
+    "flag?": (True, "Whether the p-value is at most the limit."),
+    "members?": ([...], "Each member's probabilities or values."),
 }
-_SCORED_ROW = _object(
-    {"prediction": {"description": "Name or number of the class, or the value(s)."}, **_UNCERTAINTY},
-    probabilities=_list(_NUMBER),
-    p_value={**_NUMBER, "description": "Small where an input is unlike held-out ones."},
-    flag={**_FLAG, "description": "Whether the p-value is at most the limit."},
-    members=_list({}, description="Each member's probabilities or values."),
-)
-SCORED = _object({"rows": _list(_SCORED_ROW)})
+SCORED = {"rows": [_SCORED_ROW]}
+DRIFT = {
+    "watched": True,
+    "seen?": (1, "Rows so far."),
+    "log10?": (0.0, "Common logarithm of the martingale."),
+    "threshold?": (0.0, "Unchanged inputs reach it with a probability of one in so many."),
+    "alarm?": (True, "Whether it was ever reached."),
+    "points?": ([[0.0]], "Pairs of rows seen and the logarithm then."),
+}
 _VALUE: Schema = {"type": ["number", "string", "boolean", "null"]}
 
 
@@ -71,7 +74,7 @@ def score(model: Model) -> Schema:
             "maximum": 1,
             "description": "Flag rows whose p-value is at most this; the file's own limit where there is none.",
         },
-        members={**_FLAG, "description": "Return each member's own prediction, where the file has them."},
+        members=_like((True, "Return each member's own prediction, where the file has them.")),
     )
 
 
@@ -86,7 +89,7 @@ def _row(model: Model) -> Schema:
 
 def _array(field: Field, shape: Sequence[int | None]) -> Schema:
     if not shape:
-        return _NUMBER if field.floats else _WHOLE
+        return _like(0.0 if field.floats else 1)
     size = {} if shape[0] is None else {"minItems": shape[0], "maxItems": shape[0]}
     return _list(_array(field, shape[1:]), **size)
 
@@ -94,24 +97,21 @@ def _array(field: Field, shape: Sequence[int | None]) -> Schema:
 def infer(model: Model) -> Schema:
     """Describe what the protocol's `infer` takes for this model."""
     types = sorted({field.datatype for field in model.inputs.values()} | {"FP32"})
-    tensor = _tensor({**_TEXT, "enum": [*model.inputs, "limit"]}, {**_TEXT, "enum": types})
-    outputs = _object({"name": {**_TEXT, "enum": list(model.outputs)}})
+    shape = _list({"type": "integer", "minimum": 0})
+    tensor = {
+        "name": _one_of(*model.inputs, "limit"),
+        "shape": shape,
+        "datatype": _one_of(*types),
+        "data": _like(_DATA),
+    }
+    outputs = _object({"name": _one_of(*model.outputs)})
     about = "The model's inputs; `limit`, a false-alarm rate, may be among them."
     return _object(
-        {"inputs": _list(tensor, minItems=len(model.inputs), description=about)},
-        id=_TEXT,
+        {"inputs": _list(_object(tensor), minItems=len(model.inputs), description=about)},
+        id=_like(""),
         outputs=_list(outputs, description="Which outputs to return; all but `members` by default."),
     )
 
-
-DRIFT = _object(
-    {"watched": _FLAG},
-    seen={**_WHOLE, "description": "Rows so far."},
-    log10={**_NUMBER, "description": "Common logarithm of the martingale."},
-    threshold={**_NUMBER, "description": "Unchanged inputs reach it with a probability of one in so many."},
-    alarm={**_FLAG, "description": "Whether it was ever reached."},
-    points=_list(_list(_NUMBER), description="Pairs of rows seen and the logarithm then."),
-)
 
 _REASONS = {
     400: "Something about the request is wrong.",
@@ -124,14 +124,14 @@ _REASONS = {
 }
 
 
-def answers(schema: Schema, *errors: int) -> dict[int | str, dict[str, Any]]:
-    """Return the answers of a route: its own, as a schema, and the errors it may give."""
-    return {200: {"description": "The answer.", **_json(schema)}} | refusals(*errors)
+def answers(example: Any, *errors: int) -> dict[int | str, dict[str, Any]]:
+    """Return the answers of a route: its own, which look like the example, and the errors it may give."""
+    return {200: {"description": "The answer.", **_json(_like(example))}} | refusals(*errors)
 
 
 def refusals(*errors: int) -> dict[int | str, dict[str, Any]]:
     """Return errors of a route; every one is an object with one sentence."""
-    return {status: {"description": _REASONS[status], **_json(_ERROR)} for status in errors}
+    return {status: {"description": _REASONS[status], **_json(_like(_ERROR))} for status in errors}
 
 
 def body(schema: Schema) -> dict[str, Any]:

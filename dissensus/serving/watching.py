@@ -17,8 +17,6 @@ from dissensus.serving.model import Arrays
 
 log = logging.getLogger("dissensus.server")
 
-# What is logged of a request.
-_FIELDS = ("method", "route", "status", "milliseconds", "rows")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _P_VALUES = (0.001, 0.005, 0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 11)))
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
@@ -96,8 +94,9 @@ class Watched:
         self.metrics.requests.labels(route, status).inc()
         self.metrics.seconds.labels(route).observe(seconds)
         method = scope["method"] if route != "none" else ""
-        facts = (method, route, status, round(1000 * seconds, 2), scope.get("dissensus.rows", 0))
-        log.info("request", extra=dict(zip(_FIELDS, facts, strict=True)))
+        taken, rows = round(1000 * seconds, 2), scope.get("dissensus.rows", 0)
+        facts = {"method": method, "route": route, "status": status, "milliseconds": taken, "rows": rows}
+        log.info("request", extra={"facts": facts})
 
 
 class JsonLines(logging.Formatter):
@@ -110,8 +109,8 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **getattr(record, "facts", {}),
         }
-        line |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)

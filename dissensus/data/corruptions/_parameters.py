@@ -19,9 +19,8 @@ class Values:
 
     cifar: tuple[int | float, ...]  # for 32 px
     imagenet: tuple[int | float, ...] | None = None  # for 224 px; None where one table serves all sizes
-    power: int = (
-        0  # of the side: 1 for a length, 2 for an amplitude that is smoothed over a length and is a length itself
-    )
+    # Of the side: 1 for a length, 2 for an amplitude that is smoothed over a length and is a length itself.
+    power: int = 0
 
     def at(self, severity: int, side: int) -> float:
         """Its value at one severity for an image whose shorter side is `side`."""

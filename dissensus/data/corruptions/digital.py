@@ -122,7 +122,10 @@ def _stored(channels: Tensor, steps: Tensor) -> Tensor:
     forward, across_forward, backward, across_backward = (matrix.to(full.device) for matrix in _transforms())
     values = _rounded((full.double() - 128).view(-1, 8) @ forward.T)
     values = _rounded(across_forward @ values.view(-1, 8, lines))
-    values = _quantised(values, steps.double().repeat(1, lines // 8))
+    steps = steps.double().repeat(1, lines // 8)
+    # To the nearest multiple of the step, as the transform comes scaled by eight; ties go away from zero, as a hair above one over
+    # the step turns them into a bit more than a half, and nothing else is so close to one.
+    values = values.mul_((1 + 2.0**-40) / (8 * steps)).round_().mul_(steps)
     values = _rounded(across_backward @ values)
     values = _rounded(values.view(-1, 8) @ backward.T, 128.0).clamp_(0.0, 255.0)
     return values.view(shape)[..., :height, :width]
@@ -131,12 +134,6 @@ def _stored(channels: Tensor, steps: Tensor) -> Tensor:
 def _rounded(values: Tensor, offset: float = 0.0) -> Tensor:
     """To the nearest whole number, halves upwards, plus `offset`."""
     return values.add_(0.5 + offset).floor_()
-
-
-def _quantised(coefficients: Tensor, steps: Tensor) -> Tensor:
-    """To the nearest multiple of the step, ties away from zero; the transform comes scaled by eight."""
-    # A hair above one over the step: ties turn into a bit more than a half, and nothing else is so close to one.
-    return coefficients.mul_((1 + 2.0**-40) / (8 * steps)).round_().mul_(steps)
 
 
 @lru_cache(maxsize=1)
