@@ -51,7 +51,7 @@ VERDICTS: tuple[str, ...] = get_args(Verdict)
 Record = dict[str, Any]
 
 # Of an arm's record: what is on the line itself, curves, examples, and what is too long for what it says.
-_LEFT_OUT = ("line", "made", "arm_seconds", "history", "gallery", "corruption", "fpr95", "risk_coverage", "pds")
+_LEFT_OUT = ("line", "made", "arm_seconds", "history", "corruption", "fpr95", "risk_coverage", "pds")
 
 # The figure of each page that shows its verdicts; it stands at the top, the others where the text speaks of them.
 FIGURES = {

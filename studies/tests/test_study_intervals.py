@@ -6,7 +6,6 @@ import re
 import pytest
 import torch
 from dissensus_studies.diversification.measures import Judged, detection_record, quality_record, score_names, scores_of
-from dissensus_studies.diversification.report import auroc, estimate
 from dissensus_studies.diversification.spurious import group_record
 from dissensus_studies.harness.statistics import NORMAL_95, Estimate, mean_interval, share_ends, share_interval
 from hypothesis import given
@@ -76,11 +75,6 @@ def test_every_accuracy_and_auroc_of_a_record_has_its_interval_inside():
     assert quality["accuracy"]["test"]["mean_logits"] == pytest.approx([143 / 144, 0.961715, 0.998773], abs=2e-6)
 
 
-def record(value):
-    return {"accuracy": {"test": {"vote": value}}, "auroc": {"far": {"bma": value}}, "setting": {"num_members": 5}}
-
-
-@pytest.mark.parametrize("place", [("accuracy", "test", "vote"), auroc("far", "bma")], ids=lambda place: place[0])
 @pytest.mark.parametrize(
     "values",
     [
@@ -91,8 +85,8 @@ def record(value):
     ],
     ids=["as once recorded", "recorded", "repeats near 1", "repeats near 0"],
 )
-def test_tables_show_intervals_inside(place, values):
-    shown = estimate([record(value) for value in values], place).text
+def test_tables_show_intervals_inside(values):
+    shown = Estimate.of(values, share=True).text
     value, low, high = map(float, re.fullmatch(r"(\S+) \[(\S+), (\S+)\]", shown).groups())
     assert 0 <= low <= value <= high <= 1
 
