@@ -30,8 +30,8 @@ GROUPS = ("near", "far")
 _GUIDED, _INDEPENDENT = "ldr=0.5 none A=2 M=5", "deep M=5"
 
 
-def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = "") -> str:
-    """Return a table in Markdown; a rule with spaces is for cells that are all as wide as that.
+def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = "", wide: bool = False) -> str:
+    """Return a table in Markdown; a rule with spaces is for cells that are all as wide as that, `wide` the usual one of these.
 
     Example:
         >>> print(markdown(["a", "b"], [["1", ""]]))
@@ -39,7 +39,7 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = 
         |---|---|
         | 1 | |
     """
-    rule = rule or "|" + "---|" * len(header)
+    rule = rule or ("| " + " | ".join(["---"] * len(header)) + " |" if wide else "|" + "---|" * len(header))
     wide = " --- " in rule
     rows = ["|" + "".join(f" {cell} |" if cell or wide else " |" for cell in line) for line in (header, *lines)]
     return "\n".join([rows[0], rule, *rows[1:]])

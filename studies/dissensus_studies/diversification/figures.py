@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dissensus import plots
-from dissensus_studies.harness.statistics import Estimate
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -13,22 +12,21 @@ if TYPE_CHECKING:
 Points = Mapping[str, Sequence[tuple[float, float, float]]]
 
 
-def baseline_figure(bars: Sequence[tuple[str, Estimate]]) -> "matplotlib.figure.Figure":
+def baseline_figure(bars: Mapping[str, tuple[float, float, float]]) -> "matplotlib.figure.Figure":
     """Draw figure 4: every method we have, by AUROC, with its 95 % interval; loss-guided ones stand out."""
     figure, (ax,) = plots.panels(width=6.5, height=0.25 * len(bars) + 0.8)
-    for place, (name, bar) in enumerate(bars):
+    for place, (name, (value, low, high)) in enumerate(bars.items()):
         colour = plots.COLOURS[1] if name.lower().startswith("ldr") else plots.COLOURS[0]
-        ax.plot(bar.ends or (bar.value, bar.value), (place, place), color=colour, linewidth=1.5, alpha=0.5)
-        ax.plot(bar.value, place, "o", color=colour, markersize=6)
-        low, high = bar.ends or (bar.value, bar.value)
+        ax.plot((low, high), (place, place), color=colour, linewidth=1.5, alpha=0.5)
+        ax.plot(value, place, "o", color=colour, markersize=6)
         # On the far side of the line of chance.
-        place_of, side = ((low, -5), "right") if bar.value < 0.5 else ((high, 5), "left")
+        end, offset, side = (low, -5, "right") if value < 0.5 else (high, 5, "left")
         style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8, "ha": side}
-        ax.annotate(f"{bar.value:.3f}", (place_of[0], place), (place_of[1], 0), **style)
-    ax.set_yticks(range(len(bars)), [name for name, _ in bars])
+        ax.annotate(f"{value:.3f}", (end, place), (offset, 0), **style)
+    ax.set_yticks(range(len(bars)), list(bars))
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
-    values = [bar.value for _, bar in bars]
+    values = [value for value, *_ in bars.values()]
     if min(values) < 0.55:
         # What is left of chance orders images the wrong way round.
         ax.axvline(0.5, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
