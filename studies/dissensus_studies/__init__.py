@@ -13,7 +13,7 @@ page into `output` and returns the page's path. A module is imported only when i
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,7 +39,8 @@ class Study:
         """
         run = import_module(self.module).run
         taken = signature(run).parameters
-        lacking = [name for name in options if name not in taken]
+        further = Parameter.VAR_KEYWORD in {each.kind for each in taken.values()}
+        lacking = [name for name in options if name not in taken and not further]
         if data is not None and not self.reads_data:
             lacking.append("data")
         if lacking:

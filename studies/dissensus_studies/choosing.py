@@ -20,7 +20,6 @@ import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.architectures import resnet18
 from dissensus.html import Section
-from dissensus.randomness import derive, seeded
 from dissensus.training.schedules import Cyclic
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.figures import pareto
@@ -36,7 +35,8 @@ from dissensus_studies.harness.image_pages import arms_table, over_seeds
 from dissensus_studies.harness.image_sets import Images, ImageSets
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.outputs import Outputs
-from dissensus_studies.masksembles import DROPOUT, small_network, with_dropout
+from dissensus_studies.masksembles import MaskSetting, small_network
+from dissensus_studies.masksembles import make_members as make_masked
 
 NUM_MEMBERS, REPEATS = 4, 3
 SECONDS, QUICK_SECONDS = 90.0, 5.0
@@ -54,6 +54,7 @@ PLAIN: Mapping[str, Callable[..., ds.Members]] = {
     "snapshots": ds.SnapshotEnsemble,
     "swag": ds.SWAG,
 }
+_MASKED = {"masksembles": MaskSetting("masks", 2.0), "mc dropout": MaskSetting("dropout")}
 # How kinds are trained whose members are made of one path: a cycle for each snapshot, and a rate that keeps moving.
 TRAINING: Mapping[str, Mapping[str, Any]] = {
     "snapshots": {"schedule": Cyclic(NUM_MEMBERS)},
@@ -127,12 +128,10 @@ def make_members(setting: Setting, sets: ImageSets, network: Callable[[], nn.Mod
 
     if setting.kind in PLAIN:
         return PLAIN[setting.kind](make, NUM_MEMBERS, seed=setting.seed)
-    with seeded(derive(setting.seed, "initial weights", 0)):
-        net = make()
+    if setting.kind in _MASKED:
+        return make_masked(replace(_MASKED[setting.kind], seed=setting.seed), make, NUM_MEMBERS)
     makers: Mapping[str, Callable[[], ds.Members]] = {
         "single": lambda: ds.DeepEnsemble(make, 1, setting.seed),
-        "masksembles": lambda: ds.Masksembles(net, NUM_MEMBERS, 2.0, seed=setting.seed, grow=True),
-        "mc dropout": lambda: ds.MCDropout(with_dropout(net, DROPOUT), NUM_MEMBERS, setting.seed),
         "mimo": lambda: ds.MIMO(network, NUM_MEMBERS, setting.seed),
         "anchored": lambda: ds.Anchored(
             network, sets.normalise(sets.train.x[:REFERENCES]), NUM_MEMBERS, seed=setting.seed, mask_probability=0.0625

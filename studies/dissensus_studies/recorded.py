@@ -27,11 +27,11 @@ BMA, PDS = SCORES["BMA"], SCORES["PDS"]
 # Mean numbers of different answers, on test images and on CIFAR-10.
 KNOWN, OTHER = "unique.test", "unique.cifar10"
 GROUPS = ("near", "far")
-_GUIDED, _GUARDED, _INDEPENDENT = "ldr=0.5 none A=2 M=5", "ldr=0.5 share A=2 M=5", "deep M=5"
+_GUIDED, _INDEPENDENT = "ldr=0.5 none A=2 M=5", "deep M=5"
 
 
-def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = "") -> str:
-    """Return a table in Markdown; a rule with spaces is for cells that are all as wide as that.
+def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = "", wide: bool = False) -> str:
+    """Return a table in Markdown; a rule with spaces is for cells that are all as wide as that, `wide` the usual one of these.
 
     Example:
         >>> print(markdown(["a", "b"], [["1", ""]]))
@@ -39,7 +39,7 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = 
         |---|---|
         | 1 | |
     """
-    rule = rule or "|" + "---|" * len(header)
+    rule = rule or ("| " + " | ".join(["---"] * len(header)) + " |" if wide else "|" + "---|" * len(header))
     wide = " --- " in rule
     rows = ["|" + "".join(f" {cell} |" if cell or wide else " |" for cell in line) for line in (header, *lines)]
     return "\n".join([rows[0], rule, *rows[1:]])
@@ -236,10 +236,9 @@ def _detects(
 ) -> tuple[dict[str, Summary], str]:
     """Return by how much the first, of each group or of all, detects better than the second, and both numbers as text."""
     cases, texts = {}, []
-    for group in GROUPS:
-        (own, score, name), (other, rival, of_other) = (
-            each[group] if isinstance(each, Mapping) else each for each in (first, second)
-        )
+    first, second = (each if isinstance(each, Mapping) else _best([each]) for each in (first, second))
+    for group in (group for group in GROUPS if group in first and group in second):
+        (own, score, name), (other, rival, of_other) = first[group], second[group]
         score, rival = f"auroc.{group}.{score}", f"auroc.{group}.{rival}"
         cases[group] = paired(own, other, score, rival)
         texts.append(f"{group} {_mean(own, score)}{name} against {_mean(other, rival)}{of_other}")
@@ -247,29 +246,42 @@ def _detects(
 
 
 def _best(candidates: Iterable[Detector]) -> dict[str, Detector]:
-    """Return the candidate that detects best in each group."""
-    found = list(candidates)
-    return {group: max(found, key=lambda each: fmean(each[0][f"auroc.{group}.{each[1]}"])) for group in GROUPS}
+    """Return the candidate that detects best in each group; none where no candidate was run or the group is empty."""
+    found = [each for each in candidates if len(each[0])]
+    places = {group: [each for each in found if f"auroc.{group}.{each[1]}" in each[0]] for group in GROUPS}
+    return {
+        group: max(own, key=lambda each: fmean(each[0][f"auroc.{group}.{each[1]}"]))
+        for group, own in places.items()
+        if own
+    }
 
 
-def pretrained_claims(frame: pd.DataFrame) -> dict[str, Record]:
-    """Judge the document's claims on heads at its own ten epochs; return what replaces a claim's line, by its text."""
-    guided, guarded, plain = (_arms(frame, 100, row) for row in (_GUIDED, _GUARDED, _INDEPENDENT))
-    if not (len(guided) and len(guarded) and len(plain)):
-        return {}
-    strengths = {s: _arms(frame, 100, f"ldr={s} none A=2 M=5") for s in ("0.1", "0.5", "1", "5")}
-    two, staged = (_arms(frame, 100, row) for row in ("ldr=0.5 none M=2", "two-stage=0.5 A=2 M=5"))
-    others = ("a2d=0.1 M=5", "divdis=1 M=5", "two-stage=0.5 A=2 M=5", "joint=0.4 M=5")
-    rivals = [_arms(frame, 100, row) for row in (_INDEPENDENT, *others)]
+def guided_claims(frame: pd.DataFrame) -> dict[str, tuple[dict[str, Summary], str]]:
+    """Return what the document says of loss-guided members, by its text: by how much each case holds, seed by seed, and the numbers.
+
+    The arms are those of one family (one backbone, or networks from scratch), by seed; claims whose arms are not there are left out.
+    """
+    arms = dict(iter(frame.groupby(frame["row"].str.replace(" A=2", ""))))
+    guided, guarded, plain, two, staged = (
+        arms.get(row, frame[:0])
+        for row in ("ldr=0.5 none M=5", "ldr=0.5 share M=5", "deep M=5", "ldr=0.5 none M=2", "two-stage=0.5 M=5")
+    )
     lost, held = (paired(own, plain, "worst") for own in (guided, guarded))
+    if not (lost.values and held.values):
+        return {}
+    strengths = {s: arms[row] for s in ("0.1", "0.5", "1", "5") if (row := f"ldr={s} none M=5") in arms}
+    others = ("deep M=5", "a2d=0.1 M=5", "divdis=1 M=5", "two-stage=0.5 M=5", "joint=0.4 M=5")
+    rivals = [arms[row] for row in others if row in arms]
     sets = [name for name in plain if name.startswith("unique.") and plain[name].notna().all()]
-    scores = [name.removeprefix("auroc.near.") for name in guided if name.startswith("auroc.near.")]
+    other = OTHER if OTHER in sets else sets[-1]
+    images = "CIFAR-10" if other == OTHER else other.removeprefix("unique.")
+    scores = dict.fromkeys(name.split(".")[-1] for name in guided if name.startswith("auroc."))
 
     found: dict[str, tuple[dict[str, Summary], str]] = {
         "Loss-guided members give more different answers on every set.": (
             {name.removeprefix("unique."): paired(guided, plain, name) for name in sets},
-            f"{_mean(guided, KNOWN)} against {_mean(plain, KNOWN)} on known, {_mean(guided, OTHER)} against "
-            f"{_mean(plain, OTHER)} on CIFAR-10 images; guarded {_mean(guarded, KNOWN)} and {_mean(guarded, OTHER)}",
+            f"{_mean(guided, KNOWN)} against {_mean(plain, KNOWN)} on known, {_mean(guided, other)} against "
+            f"{_mean(plain, other)} on {images} images; guarded {_mean(guarded, KNOWN)} and {_mean(guarded, other)}",
         ),
         "Diversity rises with the strength.": (
             {f"{b} against {a}": paired(strengths[b], strengths[a], KNOWN) for a, b in pairwise(strengths)},
@@ -295,10 +307,16 @@ def pretrained_claims(frame: pd.DataFrame) -> dict[str, Record]:
         "More members detect better (PDS).": _detects((guided, PDS, ""), (two, PDS, ""), "5 against 2: "),
         "Loss-guided weights detect better than two stages (PDS).": _detects((guided, PDS, ""), (staged, PDS, "")),
     }
-    common = {"seeds": len(guided), "setting": PRETRAINED, "command": COMMAND}
+    return {claim: each for claim, each in found.items() if each[0] and all(case.values for case in each[0].values())}
+
+
+def pretrained_claims(frame: pd.DataFrame) -> dict[str, Record]:
+    """Judge the document's claims on heads at its own ten epochs; return what replaces a claim's line, by its text."""
+    own = frame[frame["setting.backbone"] == "pretrained C=100"]
+    common = {"seeds": len(_arms(own, 100, _GUIDED)), "setting": PRETRAINED, "command": COMMAND}
     return {
         claim: {"measured": [text], **dict(zip(("verdict", "note"), judged(cases), strict=True)), **common}
-        for claim, (cases, text) in found.items()
+        for claim, (cases, text) in guided_claims(own).items()
     }
 
 

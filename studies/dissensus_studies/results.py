@@ -16,15 +16,17 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from dissensus_studies.collusion import images, theory
+from dissensus_studies.deep_ensembles.regression import DRAWN, count_figure
+from dissensus_studies.deep_ensembles.uci import change_figure
+from dissensus_studies.diversification.figures import baseline_figure, trade_figure
 from dissensus_studies.harness.figures import Line, Panel, draw, pareto, save_figure, sweeps
-from dissensus_studies.harness.statistics import Estimate, ece_floor, typical_confidence
+from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 from dissensus_studies.recorded import (
     TABLES,
     TEMPLATES,
@@ -51,7 +53,7 @@ VERDICTS: tuple[str, ...] = get_args(Verdict)
 Record = dict[str, Any]
 
 # Of an arm's record: what is on the line itself, curves, examples, and what is too long for what it says.
-_LEFT_OUT = ("line", "made", "arm_seconds", "history", "gallery", "corruption", "fpr95", "risk_coverage", "pds")
+_LEFT_OUT = ("line", "made", "arm_seconds", "history", "corruption", "fpr95", "risk_coverage", "pds")
 
 # The figure of each page that shows its verdicts; it stands at the top, the others where the text speaks of them.
 FIGURES = {
@@ -308,10 +310,6 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 def figures() -> "dict[str, matplotlib.figure.Figure]":
     """Draw the figures of the pages from the record, by file name."""
-    from dissensus_studies.deep_ensembles.regression import count_figure
-    from dissensus_studies.deep_ensembles.uci import change_figure
-    from dissensus_studies.diversification.figures import baseline_figure, trade_figure
-
     heads, masks, deep = load("diversification"), load("masksembles"), load("deep-ensembles")
     kinds, layouts = runs(load("choosing"), "choosing"), json.loads(template("figures.json"))
     strengths = drawn_lines(heads, "diversification/figure-strength")
@@ -340,8 +338,7 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
     for kind in ("heads", "nets"):
         rows = _of_table(heads, f"diversification/figure-bars-{kind}")
         bars = {row["arm"][0]: as_floats(row["numbers"]["AUROC at severity 5"]) for row in rows}
-        ends = [(name, Estimate(value, nan, (low, high))) for name, (value, low, high) in bars.items()]
-        found[f"diversification-bars-{kind}"] = baseline_figure(ends)
+        found[f"diversification-bars-{kind}"] = baseline_figure(bars)
     for study in ("anchoring", "collusion", "masksembles"):
         found |= page_figures(shown(study))
     return found | {drawing.name: draw(drawing.panels) for drawing in theory.drawings()}
@@ -368,15 +365,15 @@ def page_figures(rows: Iterable[Record]) -> dict[str, "matplotlib.figure.Figure"
     return figures
 
 
-def _by_members(rows: Sequence[Record]) -> dict[tuple[str, float, str], tuple[float, float]]:
-    """Return what ensembles of the practical's regression are worth by number of members."""
-    names = {"NLL": "nll", "RMSE (median)": "rmse", "covered inside": "coverage_inside", "outside": "coverage_outside"}
-    values = {}
+def _by_members(rows: Sequence[Record]) -> dict[str, dict[str, dict[float, tuple[float, float]]]]:
+    """Return what ensembles of the practical's regression are worth by number of members, as `count_figure` draws it."""
+    names = ("NLL", "RMSE (median)", "covered inside", "outside")
+    panels: dict[str, dict[str, dict[float, tuple[float, float]]]] = {title: {} for title in DRAWN.values()}
     for row in _of_table(rows, "deep-ensembles/adversarial-training-ensembles-number-of-members"):
-        for name, quantity in names.items():
+        for name, panel in zip(names, panels.values(), strict=True):
             mean, error, *median = map(float, row["numbers"][name])
-            values[row["arm"][0], float(row["arm"][1]), quantity] = (median[0], 0.0) if median else (mean, error)
-    return values
+            panel.setdefault(row["arm"][0], {})[float(row["arm"][1])] = (median[0], 0.0) if median else (mean, error)
+    return panels
 
 
 def _of_table(rows: Sequence[Record], table: str) -> list[Record]:

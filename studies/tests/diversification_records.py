@@ -20,10 +20,6 @@ def fake(setting, *, pds=0.8, bma=0.7, worst=0.9, unique=1.2, accuracy=0.9, seco
         "accuracy": {p: {"mean_logits": value(accuracy), "oracle": value(worst)} for p in ("test", "C-1", "C-5")},
         "auroc": {part: found for part in parts},
         "training": {"epoch_seconds": seconds, "epoch_deviation": 0.01, "epochs": 1, "seconds": 1.0},
-        "gallery": {
-            kind: [{"image": i, "ensemble": 1, "answers": [1, 2], "pds": 0.5} for i in range(5)]
-            for kind in ("most", "least")
-        },
     }
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -153,9 +154,9 @@ def test_the_expected_increase_is_the_mean_over_all_choices_of_members(share):
         (outputs[list(kept)].mean(0) - targets).square().mean() for kept in itertools.combinations(range(5), left)
     ]
     increase = torch.stack(errors).mean() - (outputs.mean(0) - targets).square().mean()
-    assert uci.expected_drop_increase(outputs, share) == pytest.approx(increase.item(), abs=1e-12)
-    drawn = uci.drop_increase(outputs, targets, share, repeats=4000)
-    assert drawn == pytest.approx(increase.item(), rel=0.1)
+    found = [uci.measure(outputs, targets, seed=seed) for seed in range(40)]
+    assert found[0][f"drop_{share:g}_expected"] == pytest.approx(increase.item(), abs=1e-12)
+    assert fmean(each[f"drop_{share:g}"] for each in found) == pytest.approx(increase.item(), rel=0.1)
 
 
 def test_members_are_dropped_row_by_row():
@@ -163,17 +164,19 @@ def test_members_are_dropped_row_by_row():
     # repeats; if it were lost on all rows or none, single repeats would be 0 or 4.
     outputs = torch.zeros(5, 2000, dtype=torch.float64)
     outputs[0] = 10.0
-    single = [uci.drop_increase(outputs, torch.zeros(2000), 0.2, repeats=1, seed=seed) for seed in range(5)]
+    single = [uci.measure(outputs, torch.zeros(2000), seed=seed)["drop_0.2"] for seed in range(5)]
     kept = (10 / 4) ** 2
     assert single == pytest.approx([0.8 * kept - 4.0] * 5, abs=0.3)
 
 
 def test_shifted_copies_are_all_bias_and_balanced_members_none():
     rows = torch.linspace(-1, 1, 50).double()
-    assert uci.bias_share(torch.stack([rows + 3, rows - 3])) == pytest.approx(1.0)
-    assert uci.bias_share(torch.stack([rows, -rows])) == pytest.approx(0.0, abs=1e-12)
-    mixed = torch.stack([rows + 0.5, -rows - 0.5])
-    assert uci.bias_share(mixed) == pytest.approx(0.25 / (0.25 + rows.square().mean().item()))
+    shares = [
+        uci.measure(torch.stack(members), torch.zeros(50))["bias_share"]
+        for members in ([rows + 3, rows - 3], [rows, -rows], [rows + 0.5, -rows - 0.5])
+    ]
+    assert shares[:2] == pytest.approx([1.0, 0.0], abs=1e-12)
+    assert shares[2] == pytest.approx(0.25 / (0.25 + rows.square().mean().item()))
 
 
 def test_the_search_finds_a_better_configuration_than_its_first_ones():

@@ -3,50 +3,45 @@
 from dataclasses import replace
 
 import pytest
-from dissensus_studies.diversification.report import diversification_claims, rows_of
+from dissensus_studies.diversification import _claims
+from dissensus_studies.diversification.arms import with_values
 from dissensus_studies.diversification.settings import Setting
 from dissensus_studies.harness.statistics import Estimate
 from diversification_records import fake
 
+DEEP = Setting("heads", backbone="half")
+GUARDED = replace(DEEP, method="ldr", strength=0.5, guard="share", active=2)
+BETTER = "PDS of loss-guided ensembles detects better than BMA."
 
-def verdicts(records):
-    claims = diversification_claims(rows_of(records))
-    return {claim.statement.split(" (")[0]: claim.verdict for claim in claims}
+
+def verdicts(*makes, seeds=3):
+    """Return verdicts on arms whose numbers differ a little by seed, each a setting and its numbers."""
+    records = [fake(replace(setting, seed=seed), **numbers) for seed in range(seeds) for setting, numbers in makes]
+    return {claim.statement.split(" (heads")[0]: claim.verdict for claim in _claims(list(map(with_values, records)))}
 
 
 def test_they_are_judged_by_what_was_measured():
-    deep = Setting("heads", backbone="half")
-    guided = [replace(deep, method="ldr", strength=s, guard="none", active=2) for s in (0.0, 0.1, 0.5, 5.0)]
-    good = [fake(deep, pds=0.6, bma=0.7)] + [fake(s, pds=0.8 + s.strength / 50, unique=2.0) for s in guided]
-    found = verdicts(good)
-    assert found["PDS of loss-guided ensembles detects better than BMA; published form."] == "reproduced"
-    better = "Loss-guided training with PDS detects better than any other method with BMA or PDS; published form."
-    assert found[better] == "reproduced"
-    assert found["PDS is poor without diversity: below BMA for a deep ensemble."] == "reproduced"
-    assert found["Diversity"] == "reproduced"
-    bad = [fake(deep, pds=0.7, bma=0.9)] + [fake(s, pds=0.6, bma=0.8, worst=0.4) for s in guided]
-    found = verdicts(bad)
-    assert found["PDS of loss-guided ensembles detects better than BMA; published form."] == "not reproduced"
-    assert found[better] == "not reproduced"
-    harmless = next(verdict for name, verdict in found.items() if name.startswith("Members differ without harm"))
-    assert harmless == "not reproduced"
+    guided = [replace(GUARDED, strength=s, guard="none") for s in (0.1, 0.5, 5.0)]
+    good = [(s, {"pds": 0.8 + s.strength / 50, "unique": 2.0 + s.strength}) for s in guided]
+    found = verdicts((DEEP, {"pds": 0.6}), (GUARDED, {}), *good)
+    better = "Loss-guided training with PDS detects better than any other method with BMA or PDS."
+    assert {found[claim] for claim in (BETTER, better, "PDS is poor without diversity.")} == {"reproduced"}
+    assert found["Diversity rises with the strength."] == "reproduced"
+    bad = [(s, {"pds": 0.6, "bma": 0.8, "worst": 0.4}) for s in guided]
+    found = verdicts((DEEP, {"pds": 0.7, "bma": 0.9}), (GUARDED, {}), *bad)
+    assert {found[claim] for claim in (BETTER, better)} == {"not reproduced: the opposite for near, far"}
+    assert found["Members differ without harm to what they learn."] == "not reproduced"
 
 
-def test_small_differences_are_unresolved():
-    deep = Setting("nets")
-    guided = replace(deep, method="ldr", strength=0.5, guard="none")
-    found = verdicts([fake(deep), fake(guided, pds=0.701, bma=0.7)])
-    assert found["PDS of loss-guided ensembles detects better than BMA; published form."] == "unresolved"
+def test_one_seed_tells_no_difference_and_missing_arms_no_claim():
+    guided = replace(GUARDED, guard="none")
+    found = verdicts((DEEP, {}), (GUARDED, {}), (guided, {}), seeds=1)
+    assert found[BETTER] == "within noise"
+    assert "More members detect better (PDS)." not in found
+    assert verdicts((DEEP, {}), (guided, {})) == {}
 
 
 def test_repeats_are_pooled():
     values = [[0.5, 0.4, 0.6], [0.7, 0.6, 0.8]]
     pooled = Estimate.of(values)
     assert (pooled.value, pooled.error) == (pytest.approx(0.6), pytest.approx(0.1))
-
-
-def test_the_cost_claim_compares_sizes():
-    five = Setting("heads", "ldr", 5, 0.5, "none", 2, backbone="half")
-    records = [fake(five, seconds=0.1), fake(replace(five, num_members=50), seconds=0.3)]
-    found = verdicts(records)
-    assert found["With pairs, the cost of a step does not depend on the number of members."] == "not reproduced"

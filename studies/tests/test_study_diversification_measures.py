@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 from dissensus_studies.diversification.measures import (
-    PDS,
     Judged,
     aurocs,
     detection_record,
-    disputed,
     quality_record,
     score_names,
     scores_of,
@@ -74,18 +72,6 @@ def test_members_that_diverged_end_their_arm_and_not_the_study():
     case.test[0, 0, 0] = float("nan")
     with pytest.raises(RuntimeError, match="finite"):
         scored(case)
-
-
-def test_the_gallery_shows_where_members_differ_most_and_least():
-    case = judged()
-    values = scores.predictive_diversity(case.test)
-    names, found = scored(case)
-    shown = disputed(case.test, found.test[names.index(PDS)])
-    assert shown["most"][0]["image"] == int(values.argmax())
-    assert shown["least"][-1]["image"] == int(values.argmin())
-    for each in [*shown["most"], *shown["least"]]:
-        assert each["answers"] == case.test[:, each["image"]].argmax(-1).tolist()
-        assert each["ensemble"] == int(case.test.mean(0)[each["image"]].argmax())
 
 
 def test_an_auroc_is_that_of_the_metric():

@@ -1,14 +1,12 @@
 """Intervals of shares: Wilson's in closed form, inside [0, 1] everywhere, and as wide as the spread elsewhere."""
 
 import math
-import re
 
 import pytest
 import torch
 from dissensus_studies.diversification.measures import Judged, detection_record, quality_record, score_names, scores_of
-from dissensus_studies.diversification.report import auroc, estimate
 from dissensus_studies.diversification.spurious import group_record
-from dissensus_studies.harness.statistics import NORMAL_95, Estimate, mean_interval, share_ends, share_interval
+from dissensus_studies.harness.statistics import NORMAL_95, mean_interval, share_ends, share_interval
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,28 +72,3 @@ def test_every_accuracy_and_auroc_of_a_record_has_its_interval_inside():
     assert min(end for value in values for end in ends_of(value)) >= 0
     assert max(end for value in values for end in ends_of(value)) <= 1
     assert quality["accuracy"]["test"]["mean_logits"] == pytest.approx([143 / 144, 0.961715, 0.998773], abs=2e-6)
-
-
-def record(value):
-    return {"accuracy": {"test": {"vote": value}}, "auroc": {"far": {"bma": value}}, "setting": {"num_members": 5}}
-
-
-@pytest.mark.parametrize("place", [("accuracy", "test", "vote"), auroc("far", "bma")], ids=lambda place: place[0])
-@pytest.mark.parametrize(
-    "values",
-    [
-        [[0.9931, 0.9848, 1.0013]],
-        [[0.9931, 0.9624, 0.9988]],
-        [[1.0, None, None], [0.99, None, None], [1.0, None, None]],
-        [[0.0, 0.0, 0.02], [0.01, 0.0, 0.03]],
-    ],
-    ids=["as once recorded", "recorded", "repeats near 1", "repeats near 0"],
-)
-def test_tables_show_intervals_inside(place, values):
-    shown = estimate([record(value) for value in values], place).text
-    value, low, high = map(float, re.fullmatch(r"(\S+) \[(\S+), (\S+)\]", shown).groups())
-    assert 0 <= low <= value <= high <= 1
-
-
-def test_a_recorded_interval_is_shown_as_it_is():
-    assert Estimate.of([[0.9931, 0.9617, 0.9988]], share=True).text == "0.9931 [0.9617, 0.9988]"

@@ -30,7 +30,7 @@ class TestStudyContract:
     def test_its_module_has_a_run_with_the_common_signature(self, study):
         parameters = inspect.signature(importlib.import_module(study.module).run).parameters
         assert list(parameters)[:4] == ["output", "quick", "seed", "data"]
-        defaults = [parameter.default for parameter in parameters.values()]
+        defaults = [each.default for each in parameters.values() if each.kind != inspect.Parameter.VAR_KEYWORD]
         assert defaults[1:4] == [False, 0, None]
         assert inspect.Parameter.empty not in defaults[4:], "what a study takes beyond that can be left out"
 

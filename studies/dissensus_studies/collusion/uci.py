@@ -25,11 +25,12 @@ from dissensus._machine import one_thread
 from dissensus.architectures import mlp
 from dissensus.data.frames import read_table
 from dissensus.data.toy import diabetes
+from dissensus.diagnostics import diagnose
 from dissensus.html import Section, Table, Text
 from dissensus.members import DeepEnsemble
-from dissensus.objectives import Joint, debias, decompose
+from dissensus.objectives import Joint
 from dissensus.predictions import predict
-from dissensus.randomness import bits, derive, permutation
+from dissensus.randomness import derive, permutation
 from dissensus.training import Run, fit
 from dissensus_studies.deep_ensembles.uci import find_sets
 from dissensus_studies.harness.arm_log import Arm, Record, run_arms
@@ -44,7 +45,6 @@ NUM_RUNS, QUICK_RUNS = 10, 3
 QUICK: dict[str, Any] = {"trials": 6, "most_epochs": 60}
 BETAS = tuple(tenth / 10 for tenth in range(11))
 DROP_SHARES = (0.2, 0.4, 0.6)
-DROP_REPEATS = 100
 # Of all rows, and of the rest.
 TEST_SHARE = VALIDATION_SHARE = 0.2
 # A feature counts as skewed above this; the document names no number.
@@ -204,49 +204,21 @@ def train(split: Split, configuration: Configuration, beta: float, settings: Set
 
 def measure(outputs: Tensor, targets: Tensor, *, seed: int = 0) -> dict[str, Any]:
     """Return every number of figures 2 to 4 for one ensemble, of its members' predictions `(members, rows)` and targets `(rows,)`."""
-    outputs, targets = outputs.double(), targets.double()
-    parts = decompose(outputs, targets, loss="mse")
-    found: dict[str, Any] = {
-        "mse": float(parts.ensemble_error.mean()),
-        "member_mse": float(parts.member_error.mean()),
-        "best_member_mse": float((outputs - targets).square().mean(1).min()),
-        "diversity": float(parts.diversity.mean()),
-        "bias_share": bias_share(outputs),
+    found = diagnose(outputs.double(), targets.double(), loss="mse", drop_fractions=DROP_SHARES, seed=seed)
+    dropped = found.drop_curve()
+    risen = zip(dropped.fractions, dropped.increase, dropped.exact_increase, strict=True)
+    return {
+        "mse": found.ensemble_error,
+        "member_mse": found.member_error,
+        "best_member_mse": found.best_member_error,
+        "diversity": found.diversity,
+        "bias_share": found.bias_share,
+        **{
+            f"drop_{share:g}{end}": value
+            for share, *both in risen
+            for end, value in zip(("", "_expected"), both, strict=True)
+        },
     }
-    for share in DROP_SHARES:
-        found[f"drop_{share:g}"] = drop_increase(outputs, targets, share, seed=seed)
-        found[f"drop_{share:g}_expected"] = expected_drop_increase(outputs, share)
-    return found
-
-
-def bias_share(outputs: Tensor) -> float:
-    """Return the share of diversity that goes when each member's constant offset is taken away: 1 where members are shifted copies."""
-    return 1 - spread(debias(outputs).outputs) / spread(outputs)
-
-
-def spread(outputs: Tensor) -> float:
-    """Return the mean variance of members around their mean: diversity for squared error."""
-    return float(outputs.var(0, correction=0).mean())
-
-
-def drop_increase(
-    outputs: Tensor, targets: Tensor, share: float, *, repeats: int = DROP_REPEATS, seed: int = 0
-) -> float:
-    """Return by how much the squared error rises when a share of the members is dropped at random, of each row others."""
-    left = len(outputs) - int(len(outputs) * share)
-    total = 0.0
-    for repeat in range(repeats):
-        # Members in a random order for each row; the first ones stay.
-        key = torch.tensor(derive(seed, "drop", repeat))
-        chosen = bits(key, *outputs.shape).argsort(0)[:left]
-        total += float((outputs.gather(0, chosen).mean(0) - targets).square().mean())
-    return total / repeats - float((outputs.mean(0) - targets).square().mean())
-
-
-def expected_drop_increase(outputs: Tensor, share: float) -> float:
-    """Return what `drop_increase` is on average: DIV (M - m) / (m (M - 1)) with m of M members left depends on the diversity alone."""
-    count, left = len(outputs), len(outputs) - int(len(outputs) * share)
-    return spread(outputs) * (count - left) / (left * (count - 1))
 
 
 def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Record]]:
@@ -304,7 +276,7 @@ def measure_betas(split: Split, configuration: Configuration, settings: Settings
                 "beta": beta,
                 **measure(trained.test_outputs, split.test.y[:, 0], seed=seed),
                 "train_mse": float((trained.train_outputs.mean(0) - split.train.y[:, 0]).square().mean()),
-                "train_diversity": spread(trained.train_outputs),
+                "train_diversity": float(trained.train_outputs.var(0, correction=0).mean()),
                 "validation_mse": trained.validation_error,
                 "epochs": trained.epochs,
             }
@@ -349,7 +321,6 @@ def run(
     data: Path | None = None,
     runs: int | None = None,
     setting: str | None = None,
-    search_beta: float = 0.5,
     epochs: int | None = None,
     minutes: float | None = None,
     arms: Sequence[str] | None = None,
@@ -359,8 +330,8 @@ def run(
     `quick` makes three runs with a short search, on data that comes with scikit-learn or on the small sets of `data`, the folder with
     the four tables (`../shared/data` by default). `setting` "tangos" prepares the sets as the same author's other work did: at most 1000
     rows, no logarithms; "train+validation" trains the chosen networks again on both parts, each beta for its own best number of epochs.
-    `runs` are those of each set, `search_beta` is the beta with which configurations are searched, `epochs` the longest training, and
-    `arms` are runs, such as "weather": one command for each set, with the same folder, uses as many cores.
+    `runs` are those of each set, `epochs` the longest training, and `arms` are runs, such as "weather": one command for each set, with
+    the same folder, uses as many cores.
     """
     # The Gaussian process behind the search needs scipy.
     if any(find_spec(name) is None for name in ("optuna", "scipy")):
@@ -372,7 +343,7 @@ def run(
     preparation: Preparation = "tangos" if setting == "tangos" else "document"
     shorter = (QUICK if quick else {}) | ({} if epochs is None else {"most_epochs": epochs})
     again = setting == "train+validation"
-    settings = Settings(preparation, search_beta=search_beta, seed=seed, on_validation_too=again, **shorter)
+    settings = Settings(preparation, seed=seed, on_validation_too=again, **shorter)
     problems = find_problems(data, quick, preparation)
     outputs = Outputs(output)
     num_runs = runs or (QUICK_RUNS if quick else NUM_RUNS)

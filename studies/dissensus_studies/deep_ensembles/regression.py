@@ -26,7 +26,7 @@ from dissensus.randomness import derive
 from dissensus.training import Run, fit
 from dissensus_studies.deep_ensembles.networks import attacked, fit_own_sets, scaled_mlp
 from dissensus_studies.harness.claims import Claim, claims_table
-from dissensus_studies.harness.figures import name_lines, sweeps
+from dissensus_studies.harness.figures import Lines, name_lines, sweeps
 from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.harness.statistics import Comparison, Summary
 
@@ -336,21 +336,23 @@ def _arms_table(results: Results, caption: str, read: Callable[[Summary], object
     return Table(("arm", "members", *(name.replace("_", " ") for name in COLUMNS)), rows, caption)
 
 
-def _counted(results: Results) -> dict[tuple[str, float, str], tuple[float, float]]:
-    """Return means with standard errors, or of errors, which single wild nets decide, medians: by arm, members and quantity."""
+def _counted(results: Results) -> Mapping[str, Lines]:
+    """Return means with standard errors, or of errors, which single wild nets decide, medians: by panel, arm and members."""
     return {
-        (arm.name, float(count), name): (v.median, 0.0) if name == "rmse" else (v.mean, v.error)
-        for (arm, count), found in results.items()
-        for name, v in found.items()
-        if name in DRAWN
+        title: {
+            arm.name: {
+                float(count): (own.median, 0.0) if name == "rmse" else (own.mean, own.error)
+                for count in COUNTS
+                for own in [results[arm, count][name]]
+            }
+            for arm in ARMS
+        }
+        for name, title in DRAWN.items()
     }
 
 
-def count_figure(values: Mapping[tuple[str, float, str], tuple[float, float]]) -> "matplotlib.figure.Figure":
+def count_figure(panels: Mapping[str, Lines]) -> "matplotlib.figure.Figure":
     """Draw quantities of each arm by number of members."""
-    panels: dict[str, dict[str, dict[float, tuple[float, float]]]] = {title: {} for title in DRAWN.values()}
-    for (arm, count, name), value in values.items():
-        panels[DRAWN[name]].setdefault(arm, {})[count] = value
     return sweeps(panels, "members", columns=2, logs=[DRAWN["rmse"]])
 
 

@@ -142,28 +142,21 @@ def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
         "confidence_data": probs["train"].amax(-1).mean(),
         "confidence_far": confidence[far].mean(),
         "confidence_far_member": members[:, far].mean(),
-        "confidence_far_above_99": (confidence[far] > 0.99).float().mean(),
         "confidence_far_member_above_99": (members[:, far] > 0.99).float().mean(),
         "confidence_radius_10": ring.mean(0).amax(-1).mean(),
-        "confidence_radius_10_member": ring.amax(-1).mean(),
         "entropy_boundary": total[edge & inside].mean(),
         "entropy_elsewhere": total[~edge & inside].mean(),
         "entropy_boundary_far": total[edge & ~inside].mean(),
-        "entropy_far_elsewhere": total[~edge & ~inside].mean(),
         "data_share_boundary": data[edge & inside].sum() / total[edge & inside].sum(),
         "data_uncertainty_inside": data[inside].mean(),
-        "data_uncertainty_far": data[~inside].mean(),
         # Half of the largest entropy possible, log 3, is 0.549 nats.
         "uncertain_area_inside": (total[inside] > 0.549).float().mean(),
         "knowledge_data": scores.mutual_information(answers["train"]).mean(),
-        "knowledge_inside": knowledge[inside].mean(),
         "knowledge_far": knowledge[~inside].mean(),
         "knowledge_far_boundary": knowledge[~inside & edge].mean(),
         "knowledge_far_elsewhere": knowledge[~inside & ~edge].mean(),
-        "knowledge_largest_corner": knowledge[corners].max(),
         "agreed_corners": (knowledge[corners] < AGREED).sum(),
         "agreed_far": (knowledge[~inside] < AGREED).float().mean(),
-        "confidence_smallest_corner": confidence[corners].min(),
     }
     return found | {name: float(value) for name, value in values.items()}
 

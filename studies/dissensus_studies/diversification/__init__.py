@@ -5,47 +5,40 @@ and loss-guided disagreement (LDR) over strengths, sizes, guards, layers and num
 backgrounds. With `setting="pretrained"`, heads on a network that was trained elsewhere.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from math import nan
 from pathlib import Path
 from typing import Any
 
 from dissensus._machine import one_thread
-from dissensus.html import Section, Text
-from dissensus_studies.diversification import report
-from dissensus_studies.diversification.arms import record_of
+from dissensus.html import Section
+from dissensus_studies.diversification.arms import record_of, with_values
 from dissensus_studies.diversification.data import Material, Pretrained
-from dissensus_studies.diversification.figures import family_pictures
-from dissensus_studies.diversification.measures import PDS
-from dissensus_studies.diversification.report import Family, auroc, where
 from dissensus_studies.diversification.settings import pretrained_settings, settings_of
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
-from dissensus_studies.harness.claims import claims_table
+from dissensus_studies.harness.claims import Claim
+from dissensus_studies.harness.figures import Drawing, sweep
+from dissensus_studies.harness.image_pages import arms_table, with_interval
 from dissensus_studies.harness.image_study import ImageStudy, Options, Page, Work
-from dissensus_studies.harness.outputs import Outputs
+from dissensus_studies.recorded import BMA, PDS, framed, guided_claims, judged
 
 _JUDGED = (
-    "With several runs a difference counts beyond two standard errors over runs; for single runs over images. `ldr` is loss-guided "
-    "disagreement (0.5 where no strength is named), `none` without a guard: the document's form; `share` is the default of this library."
+    "A difference counts beyond its 95 % interval over seeds, by Student's law; one seed has none, and all is within noise. Loss-guided "
+    "members are those of strength 0.5 in the document's form, without a guard; guarded is the default of this library."
 )
-_TITLES = {
-    "nets": "Networks from scratch",
-    "heads half": "Heads on a backbone that knows half of the classes",
-    "heads whole": "Heads on a backbone of the same training set",
-}
-# What the screen shows of each arm.
-_COLUMNS: Mapping[str, report.Place] = {
+_PARTS = ("C-5", "near", "far")
+# Columns of the table of all arms: places in a record, by their names.
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "accuracy": ("test", "accuracy"),
-    "worst member": report.WORST_MEMBER,
-    "C-5 BMA": auroc("C-5", report.BMA),
-    "C-5 PDS": auroc("C-5", PDS),
+    "NLL": ("test", "nll"),
+    "ECE": ("test", "ece"),
+    "different answers": ("unique", "test"),
+    **{f"{part} {name}": ("auroc", part, score) for part in _PARTS for name, score in (("BMA", BMA), ("PDS", PDS))},
+    "worst group": ("worst_group", "ensemble"),
 }
-_BACKGROUNDS = Text(
-    "Small images of two kinds of objects on two kinds of backgrounds, which go together in 95 % of the training images and in "
-    "half of the test images. Four networks from scratch, all in every step; A2D and DivDis disagree on the validation images."
-)
 
 
 def arms_of(work: Work) -> list[Arm]:
@@ -71,37 +64,67 @@ def _done(arms: list[Arm], output: Path, *, settings: Record, **asked: Any) -> A
 
 def page(work: Work, done: Arms) -> Page:
     """Return what the study makes of its records."""
-    rows, material = report.rows_of(done.done.values()), work.material
-    claims = report.diversification_claims(rows)
-    tables = [(family, [t for t in report.family_tables(family) if t.rows]) for family in Family.all_of(rows)]
-    spurious = where(rows, kind="spurious")
-    backgrounds = (
-        [Section("Backgrounds that mislead", _BACKGROUNDS, report.spurious_table(spurious))] if spurious else []
+    judged_arms = {name: with_values(record) for name, record in done.done.items() if "auroc" in record}
+    table = arms_table(
+        done.done,
+        {"worst member": _worst, **{name: partial(_shown, place) for name, place in _COLUMNS.items()}},
+        "AUROCs are for corrupted images at severity 5 and for unknown ones, by the mixture (BMA) and by predictive diversity (PDS); "
+        "the worst group is of images whose backgrounds mislead.",
     )
-
-    def sections(outputs: Outputs) -> list[Section]:
-        found = []
-        for family, own in tables:
-            # Of networks, those of the single one; of heads, those of their backbone.
-            nets = where(rows, kind=("nets", "backbone"), backbone=family.base.backbone).values()
-            detectors = [record["detectors"].get("C-5", {}) for net in nets for record in net if "detectors" in record]
-            pictures = family_pictures(outputs, family, detectors[0] if detectors else {}, material.sets)
-            found.append(Section(_TITLES.get(family.name, family.name), *own, *pictures))
-        return [*found, *backgrounds]
-
-    screen = [
-        [name, *((report.value_at(record, place) or [None])[0] for place in _COLUMNS.values())]
-        for name, record in done.done.items()
-    ]
     return Page(
-        claims,
+        _claims(list(judged_arms.values())),
         _JUDGED,
-        sections,
-        (("arm", *_COLUMNS), screen),
-        _remarks(material, work),
-        settings={"sources": material.source_names},
-        tables=[claims_table(claims, _JUDGED), *(table for _, own in tables for table in own)],
+        lambda outputs: [
+            *(drawing.section(outputs) for drawing in _strengths(judged_arms.values())),
+            Section("All arms", table),
+        ],
+        (table.columns, table.rows),
+        _remarks(work.material, work),
+        settings={"sources": work.material.source_names},
     )
+
+
+def _claims(records: Sequence[Record]) -> list[Claim]:
+    """Judge the document's statements as the record's page does, for each family of ensembles."""
+    claims = []
+    for family in dict.fromkeys(record["family"] for record in records):
+        frame = framed([record for record in records if record["family"] == family]).set_index("setting.seed")
+        for statement, (cases, measured) in guided_claims(frame).items():
+            verdict = ": ".join(dict.fromkeys(judged(cases)))
+            claims.append(Claim(f"{statement} ({family})", measured, verdict))
+    return claims
+
+
+def _shown(place: Sequence[str], record: Record) -> str | None:
+    """Return what stands at a place of a record with its interval; None where it has nothing."""
+    value = reduce(lambda found, key: found.get(key, {}), place, record) or None
+    return with_interval(value if value is None or isinstance(value, list) else [value])
+
+
+def _worst(record: Record) -> str | None:
+    return f"{min(record['members']):.4f}" if "members" in record else None
+
+
+def _strengths(records: Iterable[Record]) -> list[Drawing]:
+    """Return the AUROC of predictive diversity against the strength, for five loss-guided members with and without the guard."""
+    points = [
+        (f"{record['family']}, {setting['guard']}", setting["strength"], record)
+        for record in records
+        if (setting := record["setting"])["method"] == "ldr"
+        and setting["strength"]
+        and setting["guard"] in ("none", "share")
+        and (setting["num_members"], setting["layers"], setting["active"] in (0, 2)) == (5, 2, True)
+    ]
+    if len({strength for _, strength, _ in points}) < 2:
+        return []
+    columns = {f"AUROC of PDS, {part}": partial(_detected, part) for part in _PARTS}
+    return [
+        sweep("diversification_strength", "Detection against the strength", points, columns, "strength", xscale="log")
+    ]
+
+
+def _detected(part: str, record: Record) -> float:
+    return float(record["auroc"].get(part, {}).get(PDS, nan))
 
 
 def _remarks(material: Material, work: Work) -> list[str]:

@@ -143,14 +143,20 @@ def _heads(setting: Setting, material: Material) -> Record:
     record = judge(heads, features.judged, diagnosed=material.whole_records)
     record = _with_line({"training": training, **extra, **record})
     if not material.whole_records:
-        # There are several seeds: values without their intervals over images, diagnosis and examples.
-        short = {key: _values(record[key]) for key in ("test", "unique", "pds", "accuracy", "auroc")}
-        record = {key: entry for key, entry in record.items() if key not in ("gallery", "finding")} | short
+        # There are several seeds: values without their intervals over images, and no diagnosis.
+        record = with_values({key: entry for key, entry in record.items() if key != "finding"})
     return record
 
 
+def with_values(record: Record) -> Record:
+    """Return a record with values alone where it has them with their intervals over images."""
+    return record | {key: _values(record[key]) for key in ("test", "unique", "pds", "accuracy", "auroc")}
+
+
 def _values(entry: Any) -> Any:
-    return {key: _values(each) for key, each in entry.items()} if isinstance(entry, Mapping) else round(entry[0], 5)
+    if isinstance(entry, Mapping):
+        return {key: _values(each) for key, each in entry.items()}
+    return round(entry[0], 5) if isinstance(entry, list) else entry
 
 
 def train_heads(setting: Setting, features: Features, material: Material) -> tuple[DeepEnsemble, Run, Record]:

@@ -25,8 +25,6 @@ PDS = "predictive_diversity"
 MANY_MEMBERS = 50
 # Images that a diagnosis of collusion looks at.
 DIAGNOSED = 5000
-# Images that members differ most and least on.
-SHOWN_IMAGES = 5
 # Training images that detectors of features are fitted to.
 DETECTOR_IMAGES = 10_000
 _BATCH = 2048
@@ -71,7 +69,6 @@ def judge(members: Members, inputs: Judged, diagnosed: bool = True) -> Record:
     record = quality_record(logits) | {"auroc": detection_record(names, scores)}
     if len(logits.test) > 1:
         record["finding"] = collusion_record(logits) if diagnosed else {}
-        record["gallery"] = disputed(logits.test, scores.test[names.index(PDS)])
         if isinstance(members, DeepEnsemble):
             # The average of all members' weights.
             soup = replace(inputs, ood={}).map(_alone(members.soup(), device_of(members)), outputs=0)
@@ -199,25 +196,6 @@ def collusion_record(judged: Judged) -> Record:
     found = diagnose(logits.float().cpu(), labels.cpu(), drop_fractions=(0.2,), repeats=repeats)
     numbers = {name: float(f"{getattr(found, name):.6g}") for name in ("diversity_ratio", "codependence")}
     return {"colluding": found.colluding, "members_useless": found.members_useless, **numbers}
-
-
-def disputed(logits: Tensor, pds: Tensor) -> Record:
-    """Return the known images of the largest and of the smallest PDS: their places, the ensemble's answer and every member's."""
-    order = pds.argsort(descending=True).tolist()
-    count = min(SHOWN_IMAGES, len(order) // 2)
-    answers, together = logits.argmax(-1).cpu(), logits.float().mean(0).argmax(-1).cpu()
-    return {
-        name: [
-            {
-                "image": i,
-                "ensemble": int(together[i]),
-                "answers": answers[:, i].tolist(),
-                "pds": round(float(pds[i]), 5),
-            }
-            for i in places
-        ]
-        for name, places in (("most", order[:count]), ("least", order[-count:]))
-    }
 
 
 def _alone(net: nn.Module, place: torch.device) -> Callable[[Tensor], Tensor]:

@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
-STRENGTHS = (0.0, 0.1, 0.5, 1.0, 5.0, 10.0)
-# Loss-guided disagreement as it was published, and with the library's own guard.
-PUBLISHED, GUARDED = "none", "share"
-FORMS = (PUBLISHED, GUARDED)
 REPEATS = 3
 
 WITH_STRENGTH = ("ldr", "a2d", "divdis", "two-stage", "joint")

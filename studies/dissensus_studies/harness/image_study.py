@@ -4,7 +4,7 @@ A study gives its arms and what it makes of their records (`Page`): claims, figu
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,8 @@ class Options:
     arms: Sequence[str] | None = None  # Run only arms whose names fit; see `arm_log.chosen`.
     known: str | None = None  # Which image set of the folder.
     # What only some studies have.
-    backbone: str | None = (
-        None  # For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
-    )
+    # For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
+    backbone: str | None = None
     seconds: float | None = None  # Train each arm for about so long.
     repeats: int | None = None  # Run so many seeds.
 
@@ -88,22 +87,18 @@ class ImageStudy:
         quick: bool = False,
         seed: int = 0,
         data: Path | None = None,
-        epochs: int | None = None,
-        minutes: float | None = None,
-        limit: int | None = None,
-        arms: Sequence[str] | None = None,
-        known: str | None = None,
         setting: str | None = None,
-        backbone: str | None = None,
-        seconds: float | None = None,
-        repeats: int | None = None,
+        **options: Any,
     ) -> Path:
         """Run the study, or another `setting` of it; return the path of its page. `Options` says what the others are."""
-        of_some = {"setting": setting, "backbone": backbone, "seconds": seconds, "repeats": repeats}
-        for name, value in of_some.items():
-            if value is not None and name not in self.options:
+        of_some, known = ("setting", "backbone", "seconds", "repeats"), [each.name for each in fields(Options)]
+        for name, value in {"setting": setting, **options}.items():
+            if (value is not None and (name in of_some and name not in self.options)) or name not in (
+                "setting",
+                *known,
+            ):
                 raise ValueError(f"This study has no option {name}. Leave it out.")
-        asked = Options(output, quick, seed, data, epochs, minutes, limit, arms, known, backbone, seconds, repeats)
+        asked = Options(output, quick, seed, data, **options)
         if setting is None:
             return self.run_with(asked)
         if setting not in self.settings:

@@ -168,29 +168,21 @@ class Estimate:
     ends: tuple[float, float] | None = None
 
     @classmethod
-    def of(cls, values: Sequence[Value], share: bool = False) -> "Estimate":
-        """Pool the values of repeats, each `[value, low, high]`; shares lie in [0, 1].
+    def of(cls, values: Sequence[Value]) -> "Estimate":
+        """Pool the values of repeats, each `[value, low, high]`.
 
         Example:
-            >>> Estimate.of([[0.5, 0.4, 0.6]]).text
-            '0.5000 [0.4000, 0.6000]'
+            >>> Estimate.of([[0.5, 0.4, 0.6]]).ends
+            (0.4, 0.6)
         """
         middle = Summary(tuple(float(value[0]) for value in values if value[0] is not None))
         mean = middle.mean
         if len(middle.values) > 1:
-            around = (mean - NORMAL_95 * middle.error, mean + NORMAL_95 * middle.error)
-            return cls(mean, middle.error, share_ends(mean, middle.error) if share else around)
+            return cls(mean, middle.error, (mean - NORMAL_95 * middle.error, mean + NORMAL_95 * middle.error))
         low, high = (values[0][1], values[0][2]) if len(values[0]) == 3 else (None, None)
         if low is None or high is None:
             return cls(mean, nan)
-        # Records of earlier versions may have ends outside.
-        ends = (max(low, 0.0), min(high, 1.0)) if share else (low, high)
-        return cls(mean, (high - low) / (2 * NORMAL_95), ends)
-
-    @property
-    def text(self) -> str:
-        """The value and its 95 % interval."""
-        return f"{self.value:.4f}" + (f" [{self.ends[0]:.4f}, {self.ends[1]:.4f}]" if self.ends else "")
+        return cls(mean, (high - low) / (2 * NORMAL_95), (low, high))
 
     def above(self, other: "Estimate | None" = None) -> bool | None:
         """Whether this is larger, than 0 by itself; None where the difference is within two standard errors. Without errors, as it is."""

@@ -10,7 +10,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -390,7 +390,7 @@ def standing(records: Sequence[Record]) -> str:
             place, first = _place(ranks)
             verdict = "**first**" if first == OURS else f"{place}. behind {first}"
             rows.append([f"{title}, {name}", verdict, f"{ranks[OURS]:.2f} of {len(ranks)}", str(repeats)])
-    return _markdown(["the ensemble by", "place", "mean rank", "seeds"], rows)
+    return markdown(["the ensemble by", "place", "mean rank", "seeds"], rows, wide=True)
 
 
 def _summaries(lines: Sequence[Record], key: str) -> pd.DataFrame:
@@ -447,10 +447,10 @@ def _task(title: str, task: str, lines: Sequence[Record]) -> str:
     methods = list(next(iter(found.values())))
     rows = [[method, *(cell(name, method) for name in found)] for method in methods]
     tables = [
-        f"### {name}\n\n{_markdown(['', *methods], [[table, *map(str, own)] for table, own in each.iterrows()])}"
+        f"### {name}\n\n{markdown(['', *methods], [[table, *map(str, own)] for table, own in each.iterrows()], wide=True)}"
         for name, each in found.items()
     ]
-    overview = _markdown(["mean rank, 1 is best", *found], rows)
+    overview = markdown(["mean rank, 1 is best", *found], rows, wide=True)
     return "\n\n".join([f"## {title}", overview, _verdict(task, lines, ranks), *tables])
 
 
@@ -483,7 +483,7 @@ def _detection(records: Sequence[Record]) -> str:
     others = [method for method in dict.fromkeys(line["method"] for line in records) if method != OURS]
     rows = [row(name, OURS, key) for key, name in DETECTED.items()]
     rows += [row(f"{method}'s own", method, "auroc") for method in others]
-    return _markdown(["AUROC, mean over tables and repeats", *records[0]["auroc"]], rows)
+    return markdown(["AUROC, mean over tables and repeats", *records[0]["auroc"]], rows, wide=True)
 
 
 def compared(trials: Sequence[Record]) -> list[tuple[str, float, float, float]]:
@@ -503,11 +503,7 @@ def _changes(trials: Sequence[Record]) -> str:
         for change, mean, error, ratio in compared(trials)
         if change != "{}"
     ]
-    return _markdown(["change", "NLL, mean over tables ± standard error", "time, ratio"], rows)
-
-
-def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return markdown(columns, rows, "| " + " | ".join(["---"] * len(columns)) + " |")
+    return markdown(["change", "NLL, mean over tables ± standard error", "time, ratio"], rows, wide=True)
 
 
 def run(
