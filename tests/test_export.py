@@ -151,8 +151,8 @@ class TestRefusals:
             ds.export(trained, tmp_path / "m.onnx", example=x, precision="int4")
         with pytest.raises(ValueError, match="masks='member'"):
             ds.export(ds.MCDropout(net(0.2), 2, masks="input"), tmp_path / "m.onnx", example=x)
+        others = Alarm.calibrate(ds.DeepEnsemble(net, 2, seed=9), x, false_alarms=0.05)
         with pytest.raises(ValueError, match="calibrated with another ensemble"):
-            others = Alarm.calibrate(ds.DeepEnsemble(net, 2, seed=9), x, false_alarms=0.05)
             ds.export(trained, tmp_path / "m.onnx", example=x, alarm=others)
         with pytest.raises(ValueError, match="the loss is 'binary_cross_entropy'"):
             ds.export(trained, tmp_path / "m.onnx", example=x, loss="binary_cross_entropy")
