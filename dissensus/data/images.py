@@ -97,18 +97,18 @@ def _as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 def find_pictures(folder: Path) -> Pictures:
     """Find the image files of a folder: one class for each subfolder, or none where they lie in it directly."""
     there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    labelled = [(path, sub.name) for sub in there if sub.is_dir() for path in _image_files(sub.rglob("*"))]
+    labelled = {path: sub.name for sub in there if sub.is_dir() for path in _image_files(sub.rglob("*"))}
     flat = _image_files(there)
     if flat and labelled:
         raise ValueError(
-            f"{folder} holds both images and subfolders with images ({labelled[0][1]}, ...). "
+            f"{folder} holds both images and subfolders with images ({next(iter(labelled.values()))}, ...). "
             "Put every image into the subfolder of its class, or all into one folder."
         )
     if flat:
         return flat, None
     if not labelled:
         raise ValueError(f"{folder} holds no images: files that end in {', '.join(sorted(IMAGE_ENDINGS))}.")
-    return [path for path, _ in labelled], [name for _, name in labelled]
+    return list(labelled), list(labelled.values())
 
 
 def _image_files(paths: Iterable[Path]) -> list[Path]:

@@ -41,7 +41,8 @@ def update_by_adam(
     assert all(tensor.stride() == (columns, 1) for tensor in (values, first, second))
     parts = [part.reshape(len(rows), -1).contiguous() for part in gradient]
     start = 0
-    for four in (parts[index : index + 4] for index in range(0, len(parts), 4)):
+    for index in range(0, len(parts), 4):
+        four = parts[index : index + 4]
         sizes = [part.shape[1] for part in four]
         blocks = sum(-(-size // _BLOCK) for size in sizes)
         missing = 4 - len(four)

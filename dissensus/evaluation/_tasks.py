@@ -25,7 +25,7 @@ from dissensus.evaluation.estimates import (
     in_bins,
     placements,
 )
-from dissensus.evaluation.inputs import each_once
+from dissensus.evaluation.inputs import check_each_once
 from dissensus.evaluation.results import COVERAGE_LEVELS, Number, Reliability, floats
 from dissensus.metrics.regression import FAMILIES, Family
 from dissensus.objectives.likelihoods import LIKELIHOODS, Likelihood, as_columns, class_axis_of, full
@@ -578,25 +578,16 @@ def task_of(
     likelihood: Likelihood, scores: Iterable[str] | None, weights: Tensor | None, num_members: int, **positions: Any
 ) -> Task:
     """Return how outputs are read, by what the loss says that they are, and with the scores asked for, or all worth their price."""
-    known: Sequence[str] = ["knowledge_variance"]
-    left_out: set[str] = set()
+    known, constant = ["knowledge_variance"], set[str]()
+    # What does not tell inputs apart where a single member cannot disagree, and all its variance is that of the data.
     if likelihood.kind in ("classes", "labels"):
-        known = list(SCORES)
-        if num_members == 1:
-            # A single member cannot disagree: these are constant.
-            left_out = {*KNOWLEDGE_SCORES, *_COUNTING_MEMBERS}
-        elif num_members >= _MANY_MEMBERS:
-            left_out = {"jensen_shannon"}
+        known, constant = list(SCORES), {*KNOWLEDGE_SCORES, *_COUNTING_MEMBERS}
     elif likelihood.kind == "density" or likelihood.name == "poisson":
-        known = list(REGRESSION_SCORES)
-        if num_members == 1:
-            # A single distribution does not disagree with itself: all its variance is that of the data.
-            left_out = {"data_variance", "knowledge_variance"}
+        known, constant = list(REGRESSION_SCORES), {"data_variance", "knowledge_variance"}
+    costly = {"jensen_shannon"} if num_members >= _MANY_MEMBERS else set()
+    left_out = constant if num_members == 1 else costly
     chosen = [name for name in known if name not in left_out]
     if scores is not None:
         chosen = [scores] if isinstance(scores, str) else list(scores)
-    if not each_once(chosen, known):
-        raise ValueError(
-            f"`scores` must name each score once, among {', '.join(known)}; got {', '.join(map(str, chosen)) or 'none'}."
-        )
+    check_each_once("`scores` must name each score once", chosen, known)
     return _KINDS[likelihood.kind](tuple(chosen), weights, likelihood, **positions)

@@ -106,7 +106,7 @@ def why_another(
     if own.keys() != theirs.keys():
         return "they have other modules"
     for name, module in own.items():
-        where, like = f"module {name!r}" if name else "the module itself", theirs[name]
+        where, like = {"": "the module itself"}.get(name, f"module {name!r}"), theirs[name]
         # By name: parametrised modules get a class of their own each.
         kind, wanted = ((type(m).__module__, type(m).__qualname__) for m in (module, like))
         if not soup and any(getattr(module, hooks, None) for hooks in _HOOKS):

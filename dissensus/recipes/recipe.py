@@ -203,7 +203,7 @@ class Recipe:
             What `ds.fit` returns.
         """
         folder = Path(folder)
-        if not resume and any(CheckpointFolder(folder).exists(kind) for kind in ("last", ENSEMBLE)):
+        if not resume and any(map(CheckpointFolder(folder).exists, ("last", ENSEMBLE))):
             raise ValueError(
                 f"{folder} already holds a run. Go on with it (--resume, resume=True), or choose another folder."
             )

@@ -70,7 +70,7 @@ def score_file(
     """
     if output.suffix not in (".csv", ".parquet"):
         raise ValueError(f"Scores are written as .csv or .parquet; got {output.name!r}.")
-    if Path(source).exists() and output.exists() and output.samefile(source):
+    if Path(source).expanduser().resolve() == output.resolve():
         raise ValueError(f"{output} is the input itself. Write to another file.")
     scored, flagged, say_once = Scored(), 0, cache(say)
     calibration = None if calibration is None else calibration.for_a_stream()

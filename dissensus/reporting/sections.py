@@ -160,14 +160,14 @@ def calibration(runs: Runs, score: str) -> Blocks:
     """Confidence against accuracy, or claimed against observed coverage."""
     claims = TASKS[runs[0].task].claims
     yield Text(_CLAIMS[claims])
+    found = [(run.name, curve) for run in runs for curve in run.reliability]
     if claims == "confidence":
-        for run in runs:
-            for curve in run.reliability:
-                alt = f"Confidence against accuracy of {run.name} on {curve.set}: {_claimed(curve, '; ')}"
-                yield Picture(figures.reliability_diagram(curve, run.name), alt)
+        for run, curve in found:
+            alt = f"Confidence against accuracy of {run} on {curve.set}: {_claimed(curve, '; ')}"
+            yield Picture(figures.reliability_diagram(curve, run), alt)
         return
-    for name in dict.fromkeys(curve.set for run in runs for curve in run.reliability):
-        curves = {run.name: curve for run in runs for curve in run.reliability if curve.set == name}
+    for name in dict.fromkeys(curve.set for _, curve in found):
+        curves = {run: curve for run, curve in found if curve.set == name}
         listed = "; ".join(f"{run}: {_claimed(curve, ', ')}" for run, curve in curves.items())
         figure = figures.coverage_diagram(curves, name, quantiles=claims == "quantiles")
         yield Picture(figure, f"Claimed against observed coverage on {name}. {listed}.")
@@ -236,17 +236,15 @@ def _shown_scores(runs: Runs, score: str) -> list[str]:
 def _histograms(runs: Runs, score: str) -> Blocks:
     several = len(runs) > 1
     for name in _shown_scores(runs, score)[: 2 if several else None]:
-        by_run = {run.name: [part for part in run.histograms if part.score == name] for run in runs}
-        label = title_of(name)
-        if name.endswith("_variance"):
-            # Standard deviations are in units of the target.
-            label = _deviation(name, runs[0].target)
-            by_run = {run: [_rooted(part) for part in parts] for run, parts in by_run.items()}
-        axis = figures.common_axis([part for parts in by_run.values() for part in parts])
+        # Standard deviations are in units of the target.
+        rooted = name.endswith("_variance")
+        label, shown = (_deviation(name, runs[0].target), _rooted) if rooted else (title_of(name), replace)
+        by_run = {run.name: [shown(part) for part in run.histograms if part.score == name] for run in runs}
+        axis = figures.common_axis(list(chain(*by_run.values())))
         for run, parts in by_run.items():
             yield Picture(
                 figures.score_histogram(parts, label, run if several else "", axis),
-                f"Histograms of {title_of(name)} of {run} on {', '.join(part.set for part in parts)}.",
+                f"Histograms of {title_of(name)} of {run} on {', '.join(map(attrgetter('set'), parts))}.",
             )
 
 

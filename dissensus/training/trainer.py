@@ -34,7 +34,7 @@ from dissensus.training.optimizers import Factory, SeparateOptimizers, check_att
 from dissensus.training.schedules import AnySchedule, Plateau, factor_table
 from dissensus.training.state import PARTS, TrainState
 from dissensus.training.step import Block, TrainStep
-from dissensus.training.validation import NOT_SHOWN, CollusionWatch, Validation, Watch, validate
+from dissensus.training.validation import CollusionWatch, Validation, Watch, validate
 
 
 class DivergedError(RuntimeError):
@@ -190,6 +190,9 @@ class Trainer:
         settings, separate = self.settings, self.members.separate
         apart, drops = separate and not self.objective.couples, settings.on_divergence == "drop"
         clips, looks = settings.clip_norm is not None, settings.select or isinstance(settings.schedule, Plateau)
+        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
+        of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
+        columns = [f"{whose}_{what}" for what in measured for whose in of_whom]
         refuse(
             {
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
@@ -199,13 +202,10 @@ class Trainer:
                 "on_divergence='stop'. Leave it out.": settings.per_member and (drops or not apart),
                 "Selecting, stopping early and reducing the rate on a plateau look at validation data; give "
                 "`validation=`.": looks and self.validation is None,
+                f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.": settings.select
+                not in (None, *columns),
             }
         )
-        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
-        of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
-        columns = [f"{whose}_{what}" for what in measured for whose in of_whom]
-        if settings.select is not None and settings.select not in columns:
-            raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
 
     @torch.enable_grad()
     def run(self) -> Run:
@@ -217,7 +217,7 @@ class Trainer:
         with alone, beside, seeded(derive(self.settings.seed, "run")):
             try:
                 self.total_steps = self.settings.epochs * self.feed.steps_per_epoch
-                stored = self._stored() if self.folder is not None else None
+                stored = self._stored()
                 self._build()
                 if stored is not None:
                     self._restore(*stored)
@@ -360,7 +360,7 @@ class Trainer:
         if self.folder is not None and self.writes:
             self.result.history.save(self.folder.folder / "history.csv")
         values = {name: mean_of(v) for name, v in per_member.items()} | whole
-        self.progress.values({name: value for name, value in values.items() if name not in NOT_SHOWN})
+        self.progress.values(values)
         self._select(values, per_member)
         self._swap_averages()
         if self.settings.callback is not None:
@@ -443,14 +443,17 @@ class Trainer:
             values.copy_(average["mean"])
             average["mean"].copy_(held)
 
+    def _reduce_rate(self, schedule: Plateau, loss: float) -> None:
+        """Train more slowly once the validation loss has not fallen for as many checks as the schedule waits."""
+        self.plateau.see(loss, self.result.step)
+        if self.plateau.stale >= schedule.patience:
+            self.state.plateau.fill_(max(float(self.state.plateau) * schedule.factor_each, schedule.floor))
+            self.plateau.stale = 0
+
     def _select(self, values: Mapping[str, float], per_member: Mapping[str, list[float]]) -> None:
         settings = self.settings
         if isinstance(settings.schedule, Plateau):
-            self.plateau.see(values["ensemble_loss"], self.result.step)
-            if self.plateau.stale >= settings.schedule.patience:
-                scale = max(float(self.state.plateau) * settings.schedule.factor_each, settings.schedule.floor)
-                self.state.plateau.fill_(scale)
-                self.plateau.stale = 0
+            self._reduce_rate(settings.schedule, values["ensemble_loss"])
         if settings.select is None:
             return
         found = per_member[settings.select] if settings.per_member else [values[settings.select]]
@@ -462,7 +465,7 @@ class Trainer:
         now = self.state.weights()
         if self.good is None or (better and not settings.per_member):
             self.good = copies_of(now)
-        elif settings.per_member:
+        else:
             for place in better:
                 self._copy_member(place, now, self.good)
         self._leave_stopped()
@@ -530,7 +533,8 @@ class Trainer:
         folder.save("last", self.result.step, tensors, facts, final, mesh)
 
     def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        assert self.folder is not None
+        if self.folder is None:
+            return None
         # Of the network as it came: a backbone may change something in a pass, and hashing it takes time.
         settings = fingerprint(self.settings, self.objective, self.feed, self.streams, self.validation)
         self.identity = {"architecture": architecture(self.members), "settings": settings}
