@@ -105,8 +105,8 @@ def _read_table(source: Path) -> list[tuple[Any, Any]]:
     import pandas as pd
 
     frame = pd.read_parquet(source) if source.suffix == ".parquet" else pd.read_csv(source)
-    matches = map(_COLUMN.fullmatch, map(str, frame.columns))
-    columns = {(int(match[1]), int(match[2] or -1)): match[0] for match in matches if match}
+    matches = filter(None, map(_COLUMN.fullmatch, map(str, frame.columns)))
+    columns = {(int(match[1]), int(match[2] or -1)): match[0] for match in matches}
     members, outputs = ({place[axis] for place in columns} for axis in (0, 1))
     # All members have the same outputs; one output a member has no number, and is -1.
     if not columns or len(columns) != len(members) * len(outputs) or {-1} < outputs:

@@ -154,7 +154,7 @@ def compare(first: Evaluation, second: Evaluation, *, same_inputs: bool = False)
     rows = {number.key: place for place, number in enumerate(second.numbers[: len(second.replicates)])}
     of_first = enumerate(first.numbers[: len(first.replicates)])
     pairs = [(place, rows[number.key]) for place, number in of_first if number.key in rows]
-    ours, theirs = (np.array(places, dtype=np.intp) for places in zip(*pairs, strict=True))
+    ours, theirs = np.array(pairs, dtype=np.intp).T
     spread = second.replicates[theirs].astype(np.float64) - first.replicates[ours]
     ends = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1)
     differences = (

@@ -45,16 +45,19 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} in [sweep] must be a whole number from 1; got {number!r}.")
     settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
     for key, values in settings.items():
-        if "trials" in sweep and isinstance(values, dict):
-            fits = {"low", "high"} <= values.keys() <= {"low", "high", "log"}
-        else:
-            fits = isinstance(values, list) and bool(values)
-        if "." not in key or not fits:
+        if "." not in key or not _fits(values, "trials" in sweep):
             raise ValueError(
                 '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
                 f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
             )
     return settings
+
+
+def _fits(values: Any, search: bool) -> bool:
+    """Whether these are values to try, or for a search the ends of a range."""
+    if search and isinstance(values, dict):
+        return {"low", "high"} <= values.keys() <= {"low", "high", "log"}
+    return isinstance(values, list) and bool(values)
 
 
 def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:

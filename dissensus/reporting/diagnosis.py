@@ -73,10 +73,9 @@ def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
     if finding.checks:
         figure, ax = panel(name)
         error_curves(finding.checks, ax)
-        trained, held_out = "mean member {:.3g} and ensemble {:.3g}", "{:.3g} and {:.3g}"
-        alt = f"at the end, on training data, {trained}; held out, {held_out}".format(*astuple(finding.checks[-1])[2:])
+        alt = "at the end, on training data, mean member {:.3g} and ensemble {:.3g}; held out, {:.3g} and {:.3g}."
         caption = "Shaded: the diversity, by which the mean member errs more than the ensemble."
-        yield Picture(figure, f"Errors over training{of}; {alt}.", caption)
+        yield Picture(figure, f"Errors over training{of}; " + alt.format(*astuple(finding.checks[-1])[2:]), caption)
     if finding.pairs:
         figure, ax = panel(name)
         diversity_accuracy(finding.pairs, finding.num_classes, ax)

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, groupby
 from math import exp, floor, log, log10, sqrt
 from operator import attrgetter
@@ -236,24 +237,25 @@ def _shown_scores(runs: Runs, score: str) -> list[str]:
 def _histograms(runs: Runs, score: str) -> Blocks:
     several = len(runs) > 1
     for name in _shown_scores(runs, score)[: 2 if several else None]:
-        # Standard deviations are in units of the target.
-        rooted = name.endswith("_variance")
-        label, shown = (_deviation(name, runs[0].target), _rooted) if rooted else (title_of(name), replace)
-        by_run = {run.name: [shown(part) for part in run.histograms if part.score == name] for run in runs}
+        by_run = {run.name: [_rooted(part) for part in run.histograms if part.score == name] for run in runs}
         axis = figures.common_axis(list(chain(*by_run.values())))
         for run, parts in by_run.items():
             yield Picture(
-                figures.score_histogram(parts, label, run if several else "", axis),
+                figures.score_histogram(parts, _deviation(name, runs[0].target), run if several else "", axis),
                 f"Histograms of {title_of(name)} of {run} on {', '.join(map(attrgetter('set'), parts))}.",
             )
 
 
 def _rooted(part: Histogram) -> Histogram:
+    """Return the histogram of a variance as that of its root, which is in units of the target; others as they are."""
+    if not part.score.endswith("_variance"):
+        return part
     return replace(part, edges=tuple(sqrt(max(0.0, edge)) for edge in part.edges))
 
 
 def _deviation(score: str, target: str) -> str:
-    return title_of(score).replace("variance", "standard deviation") + (f" ({target})" if target else "")
+    unit = f" ({target})" if target and score.endswith("_variance") else ""
+    return title_of(score).replace("variance", "standard deviation") + unit
 
 
 def _rocs(runs: Runs, score: str) -> Blocks:
@@ -432,10 +434,11 @@ def single_inputs(runs: Runs, score: str) -> Blocks:
     for run in runs:
         if not run.examples:
             continue
-        what, names, answer = run.target or "target", run.examples[0].scores, _value_answer
-        head = [f"predicted {what}", f"true {what}", "error", *(_deviation(name, "") for name in names)]
+        what, answer = run.target or "target", _value_answer
+        head = [f"predicted {what}", f"true {what}", "error"]
         if run.task == "classification":
-            head, answer = ["predicted", "truth", "right", "confidence", *map(title_of, names)], _class_answer
+            head, answer = ["predicted", "truth", "right", "confidence"], _class_answer
+        head += map(partial(_deviation, target=""), run.examples[0].scores)
         shown = [(part, place, index) for part in run.examples for place, index in enumerate(part.index[:limit])]
         rows = [[part.set, index, *answer(run, part, place)] for part, place, index in shown]
         most = max(len(part.index[:limit]) for part in run.examples)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,7 +192,7 @@ class Trainer:
         clips, looks = settings.clip_norm is not None, settings.select or isinstance(settings.schedule, Plateau)
         measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
         of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
-        columns = [f"{whose}_{what}" for what in measured for whose in of_whom]
+        columns = list(map("_".join, product(of_whom, measured)))
         refuse(
             {
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
@@ -361,6 +361,7 @@ class Trainer:
             self.result.history.save(self.folder.folder / "history.csv")
         values = {name: mean_of(v) for name, v in per_member.items()} | whole
         self.progress.values(values)
+        self._reduce_rate(values)
         self._select(values, per_member)
         self._swap_averages()
         if self.settings.callback is not None:
@@ -443,17 +444,17 @@ class Trainer:
             values.copy_(average["mean"])
             average["mean"].copy_(held)
 
-    def _reduce_rate(self, schedule: Plateau, loss: float) -> None:
-        """Train more slowly once the validation loss has not fallen for as many checks as the schedule waits."""
-        self.plateau.see(loss, self.result.step)
-        if self.plateau.stale >= schedule.patience:
-            self.state.plateau.fill_(max(float(self.state.plateau) * schedule.factor_each, schedule.floor))
-            self.plateau.stale = 0
+    def _reduce_rate(self, values: Mapping[str, float]) -> None:
+        """Train more slowly, if the schedule says so, where the validation loss has not fallen for long."""
+        schedule = self.settings.schedule
+        if isinstance(schedule, Plateau):
+            self.plateau.see(values["ensemble_loss"], self.result.step)
+            if self.plateau.stale >= schedule.patience:
+                self.state.plateau.fill_(max(float(self.state.plateau) * schedule.factor_each, schedule.floor))
+                self.plateau.stale = 0
 
     def _select(self, values: Mapping[str, float], per_member: Mapping[str, list[float]]) -> None:
         settings = self.settings
-        if isinstance(settings.schedule, Plateau):
-            self._reduce_rate(settings.schedule, values["ensemble_loss"])
         if settings.select is None:
             return
         found = per_member[settings.select] if settings.per_member else [values[settings.select]]
