@@ -251,8 +251,7 @@ class DeepEnsemble(Members):
         stacked = under("net.", tensors) | dropout_keys(net, keys)
 
         def run_one(one: dict[str, Tensor], batch: Any) -> Any:
-            returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
-            return pick(returned, self.picks)
+            return pick(call(lambda *parts, **named: functional_call(net, one, parts, named), batch), self.picks)
 
         mended = self._embeds or torch.is_autocast_enabled(x.device.type)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():

@@ -230,8 +230,7 @@ class Shell:
         self._buffers: list[tuple[nn.Module, str, str]] = []
         for module in net.modules():
             keep_weights_apart(module)
-            stores = ((module._parameters, self._parameters), (module._buffers, self._buffers))
-            for store, noted in stores:
+            for store, noted in ((module._parameters, self._parameters), (module._buffers, self._buffers)):
                 noted += [(module, name, owner[id(t)]) for name, t in store.items() if t is not None]
         self.release()
 

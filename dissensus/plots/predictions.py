@@ -69,8 +69,7 @@ def four_panels(
     for ax, values in zip(axes[2:], (data_uncertainty, knowledge_uncertainty), strict=True):
         image = _image(as_array(values), axis, ax, cmap="viridis", vmin=0, vmax=log(num_classes))
     figure.colorbar(image, ax=axes, label="nats", shrink=0.44, anchor=(0.0, 0.03))
-    titles = ("data", "mean prediction", "data uncertainty", "knowledge uncertainty")
-    for ax, text in zip(axes, titles, strict=True):
+    for ax, text in zip(axes, ("data", "mean prediction", "data uncertainty", "knowledge uncertainty"), strict=True):
         ax.set(title=text, xlim=ends, ylim=ends, aspect="equal")
     return figure
 
@@ -132,8 +131,7 @@ def _blend(probs: Tensor) -> NDArray[Any]:
     """Return the classes' colours mixed by probability: pure where the ensemble is sure."""
     from matplotlib.colors import to_rgb
 
-    palette = np.array([to_rgb(colour) for colour in COLOURS[: probs.shape[-1]]])
-    return np.clip(as_array(probs) @ palette, 0.0, 1.0)
+    return np.clip(as_array(probs) @ np.array([to_rgb(colour) for colour in COLOURS[: probs.shape[-1]]]), 0.0, 1.0)
 
 
 def bands(

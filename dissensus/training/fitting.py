@@ -240,8 +240,7 @@ def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: s
         raise ValueError(
             f"The {name} targets of outputs with positions must be class indices (integers); got {y.dtype}."
         )
-    few = outputs[:, :1].expand(-1, 1, *outputs.shape[2:])
-    axis = class_axis_of(few, y[:1], likelihood.class_axis)
+    axis = class_axis_of(outputs[:, :1].expand(-1, 1, *outputs.shape[2:]), y[:1], likelihood.class_axis)
     counted = y[y != likelihood.ignore_index]
     if len(counted):
         sources.check_labels_fit(counted, outputs.shape[axis], name)
