@@ -154,9 +154,7 @@ class _Job:
         x = x.to(place)
         if self.augment is not None:
             if isinstance(x, Tree):
-                raise ValueError(
-                    "`augment` changes one tensor of inputs, and these inputs are several. Augment them in a Dataset."
-                )
+                raise ValueError("`augment` changes one tensor, and these are several. Augment them in a Dataset.")
             x, y = self._augmented(x, y, number, start)
         with torch.autocast(place.type, torch.bfloat16, enabled=self.identity["precision"] == "bf16"):
             features = pick(explained(partial(call, self.net), self.net)(x), self.takes)
@@ -175,9 +173,7 @@ class _Job:
         labels = torch.zeros(len(x), dtype=torch.int64) if y is None else y
         found = self.augment(x[:, None], labels.to(x.device)[:, None], Noise(keys))
         if not isinstance(found, tuple) or len(found) != 2:
-            raise ValueError(
-                f"`augment` must return the inputs and targets it changed, (x, y); got {type(found).__name__}."
-            )
+            raise ValueError(f"`augment` must return changed inputs and targets, (x, y); got {type(found).__name__}.")
         x, labels = found
         return x[:, 0], None if y is None else labels[:, 0]
 
@@ -246,9 +242,7 @@ def _check_first(facts: Facts, job: _Job, stored: np.ndarray, folder: Path) -> N
 
 
 def _another(folder: Path, why: str) -> ValueError:
-    return ValueError(
-        f"The feature cache in {folder} is another one: {why}. Choose another folder, or delete this one."
-    )
+    return ValueError(f"The feature cache in {folder} is another one: {why}. Choose another folder or delete this one.")
 
 
 def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], folder: Path | None) -> None:

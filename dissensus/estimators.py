@@ -333,9 +333,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         """Return the distances of held-out rows, which others are ranked among."""
         check_is_fitted(self)
         if not len(self.held_out_distance_):
-            raise ValueError(
-                "No training rows were held out to compare with: fit more, or with a larger `validation_fraction`."
-            )
+            raise ValueError("No training rows were held out to compare with: fit more or raise `validation_fraction`.")
         return self.held_out_distance_
 
     def explain_alarm(self, X: Any) -> dict[str, np.ndarray]:

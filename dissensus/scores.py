@@ -56,9 +56,7 @@ def as_rows(logits: Tensor | Beliefs, class_axis: int) -> tuple[Tensor, torch.Si
     if isinstance(logits, Beliefs):
         raise ValueError("`Beliefs` hold (members, batch, classes); leave `class_axis` out.")
     if not -logits.ndim <= class_axis < logits.ndim or class_axis % logits.ndim < 2:
-        raise ValueError(
-            f"`class_axis` must be an axis after members and batch; got {class_axis} of {logits.ndim} axes."
-        )
+        raise ValueError(f"`class_axis` must be an axis after members and batch; got {class_axis} of {logits.ndim}.")
     last = logits.movedim(class_axis, -1)
     return last.flatten(1, -2), last.shape[1:-1]
 

@@ -182,9 +182,7 @@ def height_and_width(size: Any) -> tuple[int, int]:
 def _pixels(picture: Any, name: str, size: Size | None) -> np.ndarray:
     """Return `(height, width, 3)` of one picture, resized and cropped where a size is given."""
     if picture.mode.startswith(_DEEP_MODES):
-        raise ValueError(
-            f"Images must have 8 bits a channel; {name} has mode {picture.mode}. Convert it, or give arrays."
-        )
+        raise ValueError(f"Images must have 8 bits a channel; {name} is {picture.mode}. Convert it, or give arrays.")
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
     picture = picture.convert("RGB")

@@ -77,9 +77,7 @@ def _pair(outputs: Any, targets: Any, source: Path) -> tuple[Tensor, Tensor]:
     arrays = [np.asarray(outputs), np.asarray(targets)]
     for name, array in zip(("outputs", "targets"), arrays, strict=True):
         if array.dtype.kind not in "biuf":
-            raise ValueError(
-                f"The {name} in {source.name} must be numbers; got {array.dtype}. Number the classes from 0."
-            )
+            raise ValueError(f"The {name} in {source.name} must be numbers; got {array.dtype}. Number classes from 0.")
     shapes = [array.shape for array in arrays]
     if len(shapes[0]) < 2 or shapes[0][1:2] != shapes[1][:1]:
         raise ValueError(
@@ -288,9 +286,7 @@ def _checks(history: Iterable[Mapping[str, Any]] | None) -> tuple[tuple[Check, .
         return (), ()
     rows = {int(row["step"]): row for row in history if isfinite(_cell(row, "train_ensemble_error"))}
     if not rows:
-        raise ValueError(
-            "`history` must be of fit(..., watch_collusion=True), with a column train_ensemble_error; it has none."
-        )
+        raise ValueError("`history` must be of fit(..., watch_collusion=True): it has no column train_ensemble_error.")
     names = [each.name for each in fields(Check)][2:]
     checks = (
         Check(int(rows[step]["epoch"]), step, *(_cell(rows[step], name) for name in names)) for step in sorted(rows)

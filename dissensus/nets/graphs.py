@@ -448,7 +448,7 @@ class Map:
 
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
-            return self._by_rule()
+            return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
         asked: Any = (layers,) if isinstance(layers, str) or callable(layers) else layers
         return (
             self._by_test(asked)
@@ -460,9 +460,6 @@ class Map:
         modules = self.net.named_modules()
         named = [name for name, module in modules if name and any(_meets(one, name, module) for one in tests)]
         return [site for name in named for site in self._sites_of(name) if not self.is_stem(site)]
-
-    def _by_rule(self) -> list[Site]:
-        return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
 
     def _by_name(self, pattern: str) -> list[Site]:
         names = [name for name, _ in self.net.named_modules() if name and fnmatchcase(name, pattern)]

@@ -130,9 +130,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         """Return the recipe as TOML, with every default filled in."""
-        return to_toml(
-            {**asdict(self), "data": {key: value for key, value in asdict(self.data).items() if value != ()}}
-        )
+        return to_toml({**asdict(self), "data": {key: own for key, own in asdict(self.data).items() if own != ()}})
 
     @property
     def likelihood(self) -> Likelihood:
@@ -203,9 +201,7 @@ class Recipe:
         """
         folder = Path(folder)
         if not resume and any(map(CheckpointFolder(folder).exists, ("last", ENSEMBLE))):
-            raise ValueError(
-                f"{folder} already holds a run. Go on with it (--resume, resume=True), or choose another folder."
-            )
+            raise ValueError(f"{folder} already holds a run. Go on (--resume, resume=True), or choose another folder.")
         choices.check_import(self.model["name"], allow_import)
         sets = self.load_sets()
         recipe = self.settled(sets)

@@ -181,10 +181,8 @@ def predicted_columns(
     Columns are `prediction`; `confidence` for classes or `std` for regression; every score; and with a calibration
     `distance` (of tables), `p_value`, `flag`, and `set` or `low` and `high`. With several targets, columns of each end in its number.
     """
-    prepared = (run.preprocessing(part) for part in x.split(batch_size))
-    parts = [
-        _of_outputs(run, part, predict(run.ensemble, part, batch_size=batch_size), calibration) for part in prepared
-    ]
+    inputs = map(run.preprocessing, x.split(batch_size))
+    parts = [_of_outputs(run, part, predict(run.ensemble, part, batch_size=batch_size), calibration) for part in inputs]
     return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
 
 

@@ -69,9 +69,7 @@ def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     settings = settings_of(sweep)
     settings["ensemble.seed"] = sweep.get("ensemble.seed") or list(range(sweep.get("repeats", 1)))
-    arms = dict(
-        _arm(dict(zip(settings, map(json.dumps, values), strict=True))) for values in product(*settings.values())
-    )
+    arms = dict(_arm(dict(zip(settings, map(json.dumps, each), strict=True))) for each in product(*settings.values()))
     changed({}, [change for changes in arms.values() for change in changes])
     return arms
 
@@ -104,9 +102,7 @@ def run_sweep(
 ) -> None:
     """Train every arm of a grid, or with `trials` of a search by optuna, that is not finished, each with further options of `train`."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
-            "The arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray."
-        )
+        raise ValueError("Arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray.")
     grid = _grid(recipe, sweep)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / SWEEP, json.dumps(list(grid)))

@@ -448,18 +448,10 @@ def single_inputs(runs: Runs, score: str) -> Blocks:
 
 def _class_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
     known = run.class_names or range(run.num_outputs)
-    predicted, truth = (
-        str(known[int(part.predicted[place])]),
-        str(known[int(part.truth[place])]) if part.truth else None,
-    )
+    predicted, confidence = str(known[int(part.predicted[place])]), f"{part.confidence[place]:.3f}"
+    truth = str(known[int(part.truth[place])]) if part.truth else None
     right = part.predicted[place] == part.truth[place] if part.truth else None
-    return [
-        predicted,
-        truth,
-        right,
-        f"{part.confidence[place]:.3f}",
-        *(short(own[place]) for own in part.scores.values()),
-    ]
+    return [predicted, truth, right, confidence, *(short(own[place]) for own in part.scores.values())]
 
 
 def _value_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
