@@ -42,9 +42,7 @@ def as_images(array: Tensor, layout: Layout = "auto", name: str = "the array") -
             f"The channels of images must be the one axis of size 1 or 3; {name} is shaped {tuple(array.shape)}. "
             "Set layout to 'channels_first' or 'channels_last'."
         )
-    if layout == "channels_last" or (layout == "auto" and last):
-        return array.movedim(3, 1).contiguous()
-    return array
+    return array.movedim(3, 1).contiguous() if layout == "channels_last" or (layout == "auto" and last) else array
 
 
 def match_images(x: Tensor, channels: int, height: int, width: int) -> tuple[Tensor, tuple[str, ...]]:

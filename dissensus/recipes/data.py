@@ -221,9 +221,7 @@ def split_classes(labels: Sequence[str], left_out: Sequence[str | int]) -> tuple
 
 def without_left_out(other: Loaded, left_out: Sequence[str | int]) -> Loaded:
     """Leave the classes that training is not to see out of a file of its own, too; it need not have them."""
-    if not left_out or other.y is None:
-        return other
-    return other.rows(split_classes(label_names(other), left_out)[0])
+    return other.rows(split_classes(label_names(other), left_out)[0]) if left_out and other.y is not None else other
 
 
 def row_digests(loaded: Loaded) -> Tensor:
