@@ -451,7 +451,8 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable label of each row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        places = self.predict_proba(X).argmax(1)  # first: it says what is missing before `fit`
+        return self.classes_[places]
 
     def uncertainty(self, X: Any) -> dict[str, np.ndarray]:
         """Return how uncertain each answer is, in nats: `total`, of which `data` (noise) and `knowledge` (members disagree)."""
