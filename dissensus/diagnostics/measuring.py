@@ -288,9 +288,8 @@ def _checks(history: Iterable[Mapping[str, Any]] | None) -> tuple[tuple[Check, .
     if not rows:
         raise ValueError("`history` must be of fit(..., watch_collusion=True): it has no column train_ensemble_error.")
     names = [each.name for each in fields(Check)][2:]
-    checks = (
-        Check(int(rows[step]["epoch"]), step, *(_cell(rows[step], name) for name in names)) for step in sorted(rows)
-    )
+    steps = sorted(rows.items())
+    checks = (Check(int(row["epoch"]), step, *(_cell(row, name) for name in names)) for step, row in steps)
     return tuple(checks), ("watched",) if _cell(rows[max(rows)], "colluding") > 0 else ()
 
 

@@ -162,10 +162,8 @@ class Masksembles(SharedMembers):
 
     def _run_apart(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         trimmer, x, whole = self._trimmer[0], fastest_layout(x), under("net.", tensors)
-        net, kept = (
-            trimmer.net.eval(),
-            trimmer.kept(whole, torch.arange(self.num_members, device=x.device) if rows is None else rows),
-        )
+        net, all_rows = trimmer.net.eval(), torch.arange(self.num_members, device=x.device)
+        kept = trimmer.kept(whole, all_rows if rows is None else rows)
         members = [trimmer.tensors(whole, channels) for channels in kept]
         outputs = [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
         return cast("Tensor", join(outputs))

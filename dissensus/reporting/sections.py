@@ -416,10 +416,8 @@ def disputed_inputs(runs: Runs, score: str) -> Blocks:
     )
     for run in runs:
         for (part, most), group in groupby(run.gallery, key=attrgetter("set", "most")):
-            items, caption = (
-                list(group),
-                f"{'Most' if most else 'Least'} disputed of {part}" + (f", {run.name}" if len(runs) > 1 else ""),
-            )
+            items, whose = list(group), f", {run.name}" if len(runs) > 1 else ""
+            caption = f"{'Most' if most else 'Least'} disputed of {part}{whose}"
             read = "; ".join(", ".join(figures.votes_lines(item, run.class_names)) for item in items)
             yield Picture(figures.votes_sheet(items, run.class_names), f"{caption}. Input by input: {read}.", caption)
 
