@@ -154,9 +154,7 @@ class _Job:
         x = x.to(place)
         if self.augment is not None:
             if isinstance(x, Tree):
-                raise ValueError(
-                    "`augment` changes one tensor of inputs, and these inputs are several. Augment them in a Dataset."
-                )
+                raise ValueError("`augment` changes one tensor, and these are several. Augment them in a Dataset.")
             x, y = self._augmented(x, y, number, start)
         with torch.autocast(place.type, torch.bfloat16, enabled=self.identity["precision"] == "bf16"):
             features = pick(explained(partial(call, self.net), self.net)(x), self.takes)
@@ -175,9 +173,7 @@ class _Job:
         labels = torch.zeros(len(x), dtype=torch.int64) if y is None else y
         found = self.augment(x[:, None], labels.to(x.device)[:, None], Noise(keys))
         if not isinstance(found, tuple) or len(found) != 2:
-            raise ValueError(
-                f"`augment` must return the inputs and targets it changed, (x, y); got {type(found).__name__}."
-            )
+            raise ValueError(f"`augment` must return changed inputs and targets, (x, y); got {type(found).__name__}.")
         x, labels = found
         return x[:, 0], None if y is None else labels[:, 0]
 
@@ -195,8 +191,7 @@ def _layout(job: _Job) -> Facts:
     identity = {"backbone": network_digest(job.net, changing), "changing": changing, **job.identity}
     kept = job.dtype or (features.dtype if features.dtype in _DTYPES else torch.float32)
     about = None if targets is None else [list(targets.shape[1:]), str(targets.cpu().numpy().dtype)]
-    shape = list(features.shape[1:])
-    return Facts(len(job.source), job.passes, shape, np.dtype(_DTYPES[kept]).name, about, identity)
+    return Facts(len(job.source), job.passes, list(features.shape[1:]), np.dtype(_DTYPES[kept]).name, about, identity)
 
 
 def _begun(job: _Job, folder: Path | None) -> tuple[Facts, dict[str, np.ndarray]]:
@@ -247,9 +242,7 @@ def _check_first(facts: Facts, job: _Job, stored: np.ndarray, folder: Path) -> N
 
 
 def _another(folder: Path, why: str) -> ValueError:
-    return ValueError(
-        f"The feature cache in {folder} is another one: {why}. Choose another folder, or delete this one."
-    )
+    return ValueError(f"The feature cache in {folder} is another one: {why}. Choose another folder or delete this one.")
 
 
 def _write(job: _Job, facts: Facts, arrays: dict[str, np.ndarray], folder: Path | None) -> None:

@@ -201,8 +201,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         """Decide what each row is for, at random, so that held-out and new rows are exchangeable."""
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"`validation_fraction` must lie in [0, 1); got {self.validation_fraction!r}.")
-        order = np.random.default_rng(self._seed).permutation(len(y))
-        held_out = order[: int(self.validation_fraction * len(y))]
+        held_out = np.random.default_rng(self._seed).permutation(len(y))[: int(self.validation_fraction * len(y))]
         use = np.full(len(y), _TRAIN)
         use[held_out] = _STOP
         use[held_out[: int(self._calibrating * len(held_out))]] = _CALIBRATE
@@ -234,8 +233,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         if isinstance(given, Objective):
             return given
         table = given if isinstance(given, Mapping) else {"name": given or "independent"}
-        regression = isinstance(self, RegressorMixin)
-        return build_objective(with_loss(resolve_objective(table, "objective"), regression))
+        return build_objective(with_loss(resolve_objective(table, "objective"), isinstance(self, RegressorMixin)))
 
     def _make_members(self) -> Members:
         if self.method not in METHODS:
@@ -335,9 +333,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         """Return the distances of held-out rows, which others are ranked among."""
         check_is_fitted(self)
         if not len(self.held_out_distance_):
-            raise ValueError(
-                "No training rows were held out to compare with: fit more, or with a larger `validation_fraction`."
-            )
+            raise ValueError("No training rows were held out to compare with: fit more or raise `validation_fraction`.")
         return self.held_out_distance_
 
     def explain_alarm(self, X: Any) -> dict[str, np.ndarray]:
@@ -362,8 +358,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
         if "ensemble_" in state:
-            weights = self.ensemble_.state_dict()
-            state["ensemble_"] = {name: weight.cpu().numpy() for name, weight in weights.items()}
+            state["ensemble_"] = {name: weight.cpu().numpy() for name, weight in self.ensemble_.state_dict().items()}
             state["features_"] = {**vars(self.features_), "encoder": self.features_.encoder.to_json()}
         return state
 
@@ -456,7 +451,7 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable label of each row."""
-        places = self.predict_proba(X).argmax(1)
+        places = self.predict_proba(X).argmax(1)  # first: it says what is missing before `fit`
         return self.classes_[places]
 
     def uncertainty(self, X: Any) -> dict[str, np.ndarray]:

@@ -218,5 +218,4 @@ def mixture(
     spread = scale.square() * (2.0 if family == "laplace" else 1.0)
     centre = (share * mean).sum(0)
     # Around the centre: the difference of two second moments cancels when means are large.
-    variance = (share * (spread + (mean - centre).square())).sum(0)
-    return centre, variance.sqrt()
+    return centre, (share * (spread + (mean - centre).square())).sum(0).sqrt()

@@ -56,9 +56,7 @@ def as_rows(logits: Tensor | Beliefs, class_axis: int) -> tuple[Tensor, torch.Si
     if isinstance(logits, Beliefs):
         raise ValueError("`Beliefs` hold (members, batch, classes); leave `class_axis` out.")
     if not -logits.ndim <= class_axis < logits.ndim or class_axis % logits.ndim < 2:
-        raise ValueError(
-            f"`class_axis` must be an axis after members and batch; got {class_axis} of {logits.ndim} axes."
-        )
+        raise ValueError(f"`class_axis` must be an axis after members and batch; got {class_axis} of {logits.ndim}.")
     last = logits.movedim(class_axis, -1)
     return last.flatten(1, -2), last.shape[1:-1]
 
@@ -126,8 +124,7 @@ def predictive_diversity(logits: Logits) -> Scores:
     """
     beliefs = Beliefs.of(logits)
     # A member's probabilities sum to 1 but for rounding, which must not rank inputs: only what others add to them is summed.
-    added = (beliefs.largest_probs - beliefs.probs[0]).sum(-1)
-    return (1 + added) / beliefs.probs.shape[-1]
+    return (1 + (beliefs.largest_probs - beliefs.probs[0]).sum(-1)) / beliefs.probs.shape[-1]
 
 
 @_score
@@ -322,8 +319,7 @@ def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scor
     """
     beliefs = Beliefs.of(logits, weights)
     index = beliefs.answer[1][None, :, None].expand(len(beliefs.logits), -1, 1)
-    member_confidence = beliefs.probs.gather(-1, index).squeeze(-1)
-    return beliefs.mean(deviations(member_confidence, beliefs.weights).square())
+    return beliefs.mean(deviations(beliefs.probs.gather(-1, index).squeeze(-1), beliefs.weights).square())
 
 
 @_score
@@ -483,8 +479,7 @@ def _variance_parts(
     weights = None if weights is None else weights.detach().to(mean.device, mean.dtype, non_blocking=True)
     data = _VARIANCE_OF_UNIT_SCALE[family] * weighted_mean(scale.square(), weights)
     # Centred first: the mean square less the squared mean has no digits left where large means agree.
-    knowledge = weighted_mean(deviations(mean, weights).square(), weights)
-    return data, knowledge
+    return data, weighted_mean(deviations(mean, weights).square(), weights)
 
 
 SCORES: Mapping[str, Score] = MappingProxyType(_scores)

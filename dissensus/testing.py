@@ -144,8 +144,7 @@ class _Case:
 
     def same(self, found: Tensor, wanted: Tensor, sentence: str) -> None:
         """Fail with a sentence where two tensors differ by more than rounding."""
-        close = found.shape == wanted.shape and torch.allclose(found, wanted, self.rtol, self.atol)
-        _check(close, sentence)
+        _check(found.shape == wanted.shape and torch.allclose(found, wanted, self.rtol, self.atol), sentence)
 
     def check_evaluation(self, ens: Members) -> None:
         """Shapes, members, picks and batches of their own in evaluation, and that nothing is left behind."""

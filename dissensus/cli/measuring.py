@@ -308,9 +308,7 @@ def known_data(run: "LoadedRun", folder: Path, data: str | None) -> tuple["Loade
     advice = "Restore the file, or name other data with --data."
     known = run.preprocessing.read(data) if data else rows_of_run(run, folder, "test", advice)
     if known is None:
-        raise ValueError(
-            "The recipe held no rows out to test on. Name test data with --data, or train with test = 0.2 under [data]."
-        )
+        raise ValueError("No rows were held out to test on. Name some with --data, or train with test = 0.2 in [data].")
     note("known inputs", *known.notes)
     return known, None if data else left_out_rows(run)
 

@@ -67,9 +67,7 @@ class CachedFeatures(Dataset[tuple[Tensor, Tensor]]):
         if facts is None:
             raise ValueError(f"There is no feature cache in {folder}. Make one with ds.cache_features.")
         if facts.done < facts.rows:
-            raise ValueError(
-                f"{folder} has {facts.done} of {facts.rows} rows. Call ds.cache_features again to finish it."
-            )
+            raise ValueError(f"{folder} has {facts.done} of {facts.rows} rows. Call ds.cache_features again to finish.")
         return facts.cached(folder, {}, resident_limit)
 
     def __len__(self) -> int:

@@ -90,8 +90,7 @@ def digest_of(hashes: list[Tensor]) -> str:
 
 def sum_of_rows(x: Tensor, start: int) -> int:
     """Return a hash of rows `start` onwards of an array; those of consecutive parts add up (wrapping) to that of the whole."""
-    places = mix(torch.arange(start, start + len(x), device=x.device))
-    return int(mix(row_hashes(x) ^ places).sum())
+    return int(mix(row_hashes(x) ^ mix(torch.arange(start, start + len(x), device=x.device))).sum())
 
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, range, torch.dtype)
@@ -186,8 +185,7 @@ def _name(value: Any) -> str:
 
 def _hashes(values: Tensor) -> Tensor:
     """Return hashes of a tensor's parts, on its device."""
-    parts = values.detach().reshape(-1).split(_PART)
-    return torch.cat([row_hashes(part[None]) for part in parts])
+    return torch.cat([row_hashes(part[None]) for part in values.detach().reshape(-1).split(_PART)])
 
 
 def network_digest(net: nn.Module, changing: Collection[str] = ()) -> str:

@@ -42,9 +42,7 @@ def as_images(array: Tensor, layout: Layout = "auto", name: str = "the array") -
             f"The channels of images must be the one axis of size 1 or 3; {name} is shaped {tuple(array.shape)}. "
             "Set layout to 'channels_first' or 'channels_last'."
         )
-    if layout == "channels_last" or (layout == "auto" and last):
-        return array.movedim(3, 1).contiguous()
-    return array
+    return array.movedim(3, 1).contiguous() if layout == "channels_last" or (layout == "auto" and last) else array
 
 
 def match_images(x: Tensor, channels: int, height: int, width: int) -> tuple[Tensor, tuple[str, ...]]:
@@ -97,18 +95,18 @@ def _as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 def find_pictures(folder: Path) -> Pictures:
     """Find the image files of a folder: one class for each subfolder, or none where they lie in it directly."""
     there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    labelled = [(path, sub.name) for sub in there if sub.is_dir() for path in _image_files(sub.rglob("*"))]
+    labelled = {path: sub.name for sub in there if sub.is_dir() for path in _image_files(sub.rglob("*"))}
     flat = _image_files(there)
     if flat and labelled:
         raise ValueError(
-            f"{folder} holds both images and subfolders with images ({labelled[0][1]}, ...). "
+            f"{folder} holds both images and subfolders with images ({next(iter(labelled.values()))}, ...). "
             "Put every image into the subfolder of its class, or all into one folder."
         )
     if flat:
         return flat, None
     if not labelled:
         raise ValueError(f"{folder} holds no images: files that end in {', '.join(sorted(IMAGE_ENDINGS))}.")
-    return [path for path, _ in labelled], [name for _, name in labelled]
+    return list(labelled), list(labelled.values())
 
 
 def _image_files(paths: Iterable[Path]) -> list[Path]:
@@ -182,16 +180,13 @@ def height_and_width(size: Any) -> tuple[int, int]:
 def _pixels(picture: Any, name: str, size: Size | None) -> np.ndarray:
     """Return `(height, width, 3)` of one picture, resized and cropped where a size is given."""
     if picture.mode.startswith(_DEEP_MODES):
-        raise ValueError(
-            f"Images must have 8 bits a channel; {name} has mode {picture.mode}. Convert it, or give arrays."
-        )
+        raise ValueError(f"Images must have 8 bits a channel; {name} is {picture.mode}. Convert it, or give arrays.")
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
     picture = picture.convert("RGB")
     if size is not None and picture.size != (both := height_and_width(size))[::-1]:
         (high, wide), top, left = _covering(picture.height, picture.width, *both)
-        large = picture.resize((wide, high), _BILINEAR)
-        picture = large.crop((left, top, left + both[1], top + both[0]))
+        picture = picture.resize((wide, high), _BILINEAR).crop((left, top, left + both[1], top + both[0]))
     return np.asarray(picture)
 
 

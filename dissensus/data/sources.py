@@ -185,9 +185,7 @@ def check_pair(x: Rows, y: Tensor, name: str) -> None:
     if len(x) == 0:
         raise ValueError(f"The {name} data is empty: inputs are shaped {tuple(x.shape)}.")
     if y.ndim == 0 or len(x) != len(y):
-        raise ValueError(
-            f"The {name} data needs one target for each of {len(x)} inputs; got targets shaped {tuple(y.shape)}."
-        )
+        raise ValueError(f"The {name} data needs one target for each of {len(x)} inputs; got shape {tuple(y.shape)}.")
     inputs = [(f"inputs ({part})", leaf) for part, leaf in x.named()] if isinstance(x, Tree) else [("inputs", x)]
     for part, values in (*inputs, ("targets", y)):
         if values.dtype.is_floating_point and (rows := not_finite(values)):

@@ -155,8 +155,7 @@ class _Readable:
         known = codes[~np.isnan(codes)]
         if not len(known):
             return LeftOut(self.name, "it is empty")
-        learned = self._learned(known)
-        return replace(self, indicator=len(known) < len(codes), **learned)  # type: ignore[return-value]
+        return replace(self, indicator=len(known) < len(codes), **self._learned(known))  # type: ignore[return-value]
 
     def _learned(self, known: np.ndarray) -> dict[str, Any]:
         return {"fill": float(np.median(known))}

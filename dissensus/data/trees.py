@@ -287,9 +287,8 @@ def _only_tensors(value: Any) -> Any:
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else None
     if parts is None:
         return value
-    kept = {
-        key: _only_tensors(part) for key, part in parts if any(isinstance(leaf, Tensor) for leaf in tree_leaves(part))
-    }
+    held = ((key, part) for key, part in parts if any(isinstance(leaf, Tensor) for leaf in tree_leaves(part)))
+    kept = {key: _only_tensors(part) for key, part in held}
     return kept if isinstance(value, dict) else tuple(kept.values())
 
 

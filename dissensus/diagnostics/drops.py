@@ -97,8 +97,7 @@ def _kept(outputs: Tensor, dropped: int, weights: Tensor | None, per: str, gener
     own = kept if weights is None else kept * weights[:, None]
     total = own.sum(0)
     # Members of weight zero may be all that is left: then they count alike.
-    share = torch.where(total > 0, own / total, kept / kept.sum(0))
-    return share.expand(members, batch)
+    return torch.where(total > 0, own / total, kept / kept.sum(0)).expand(members, batch)
 
 
 def _metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> Measure:

@@ -77,9 +77,7 @@ def _pair(outputs: Any, targets: Any, source: Path) -> tuple[Tensor, Tensor]:
     arrays = [np.asarray(outputs), np.asarray(targets)]
     for name, array in zip(("outputs", "targets"), arrays, strict=True):
         if array.dtype.kind not in "biuf":
-            raise ValueError(
-                f"The {name} in {source.name} must be numbers; got {array.dtype}. Number the classes from 0."
-            )
+            raise ValueError(f"The {name} in {source.name} must be numbers; got {array.dtype}. Number classes from 0.")
     shapes = [array.shape for array in arrays]
     if len(shapes[0]) < 2 or shapes[0][1:2] != shapes[1][:1]:
         raise ValueError(
@@ -105,8 +103,8 @@ def _read_table(source: Path) -> list[tuple[Any, Any]]:
     import pandas as pd
 
     frame = pd.read_parquet(source) if source.suffix == ".parquet" else pd.read_csv(source)
-    matches = (_COLUMN.fullmatch(str(name)) for name in frame.columns)
-    columns = {(int(match[1]), int(match[2] or -1)): match[0] for match in matches if match}
+    matches = filter(None, map(_COLUMN.fullmatch, map(str, frame.columns)))
+    columns = {(int(match[1]), int(match[2] or -1)): match[0] for match in matches}
     members, outputs = ({place[axis] for place in columns} for axis in (0, 1))
     # All members have the same outputs; one output a member has no number, and is -1.
     if not columns or len(columns) != len(members) * len(outputs) or {-1} < outputs:
@@ -239,8 +237,7 @@ def _offsets(outputs: Tensor, loss: Loss, average: str, weights: Tensor | None) 
     elif loss in CLASS_LOSSES:
         # A softmax does not see a constant that all classes have.
         outputs = outputs - outputs.mean(-1, keepdim=True)
-    bias = debias(outputs, weights).bias
-    return tuple(output_sum(bias.square(), leading=1).sqrt().tolist())
+    return tuple(output_sum(debias(outputs, weights).bias.square(), leading=1).sqrt().tolist())
 
 
 def _shares(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> tuple[float, float]:
@@ -289,13 +286,10 @@ def _checks(history: Iterable[Mapping[str, Any]] | None) -> tuple[tuple[Check, .
         return (), ()
     rows = {int(row["step"]): row for row in history if isfinite(_cell(row, "train_ensemble_error"))}
     if not rows:
-        raise ValueError(
-            "`history` must be of fit(..., watch_collusion=True), with a column train_ensemble_error; it has none."
-        )
+        raise ValueError("`history` must be of fit(..., watch_collusion=True): it has no column train_ensemble_error.")
     names = [each.name for each in fields(Check)][2:]
-    checks = (
-        Check(int(rows[step]["epoch"]), step, *(_cell(rows[step], name) for name in names)) for step in sorted(rows)
-    )
+    steps = sorted(rows.items())
+    checks = (Check(int(row["epoch"]), step, *(_cell(row, name) for name in names)) for step, row in steps)
     return tuple(checks), ("watched",) if _cell(rows[max(rows)], "colluding") > 0 else ()
 
 

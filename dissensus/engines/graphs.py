@@ -199,6 +199,4 @@ def _why_not(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> str |
         # `x.new_tensor([1.0])` hides its copy from here, but shows what it made.
         return "numbers move from the host to the device"
     places = {leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
-    if {"cpu", "cuda"} <= places:
-        return f"data moves between host and device ({func})"
-    return None
+    return f"data moves between host and device ({func})" if {"cpu", "cuda"} <= places else None

@@ -25,7 +25,7 @@ from dissensus.evaluation.estimates import (
     in_bins,
     placements,
 )
-from dissensus.evaluation.inputs import each_once
+from dissensus.evaluation.inputs import check_each_once
 from dissensus.evaluation.results import COVERAGE_LEVELS, Number, Reliability, floats
 from dissensus.metrics.regression import FAMILIES, Family
 from dissensus.objectives.likelihoods import LIKELIHOODS, Likelihood, as_columns, class_axis_of, full
@@ -218,8 +218,7 @@ def _pair_disagreement(votes: Tensor, num_classes: int) -> Tensor:
     num_members, batch = votes.shape
     tally = torch.zeros(batch, num_classes, dtype=torch.int32, device=votes.device)
     tally = tally.scatter_add(1, votes.T, torch.ones_like(votes.T, dtype=torch.int32))
-    agreeing = (tally * (tally - 1)).sum(1)
-    return 1 - agreeing / (num_members * (num_members - 1))
+    return 1 - (tally * (tally - 1)).sum(1) / (num_members * (num_members - 1))
 
 
 class Labels(Task):
@@ -310,8 +309,7 @@ def _ranking(no: Tensor, yes: Tensor) -> Tensor:
     at_least = (yes.flip(1).cumsum(1) / (yes + no).flip(1).cumsum(1).clamp_min(1)).flip(1)
     precision = (at_least * yes).sum(1) / having
     auroc = ((no.cumsum(1) - no / 2) * yes).sum(1) / (without * having)
-    missing = (without == 0) | (having == 0)
-    return torch.where(missing, torch.nan, torch.stack([precision, auroc]))
+    return torch.where((without == 0) | (having == 0), torch.nan, torch.stack([precision, auroc]))
 
 
 class Regression(Task):
@@ -578,25 +576,16 @@ def task_of(
     likelihood: Likelihood, scores: Iterable[str] | None, weights: Tensor | None, num_members: int, **positions: Any
 ) -> Task:
     """Return how outputs are read, by what the loss says that they are, and with the scores asked for, or all worth their price."""
-    known: Sequence[str] = ["knowledge_variance"]
-    left_out: set[str] = set()
+    known, constant = ["knowledge_variance"], set[str]()
+    # What does not tell inputs apart where a single member cannot disagree, and all its variance is that of the data.
     if likelihood.kind in ("classes", "labels"):
-        known = list(SCORES)
-        if num_members == 1:
-            # A single member cannot disagree: these are constant.
-            left_out = {*KNOWLEDGE_SCORES, *_COUNTING_MEMBERS}
-        elif num_members >= _MANY_MEMBERS:
-            left_out = {"jensen_shannon"}
+        known, constant = list(SCORES), {*KNOWLEDGE_SCORES, *_COUNTING_MEMBERS}
     elif likelihood.kind == "density" or likelihood.name == "poisson":
-        known = list(REGRESSION_SCORES)
-        if num_members == 1:
-            # A single distribution does not disagree with itself: all its variance is that of the data.
-            left_out = {"data_variance", "knowledge_variance"}
+        known, constant = list(REGRESSION_SCORES), {"data_variance", "knowledge_variance"}
+    costly = {"jensen_shannon"} if num_members >= _MANY_MEMBERS else set()
+    left_out = constant if num_members == 1 else costly
     chosen = [name for name in known if name not in left_out]
     if scores is not None:
         chosen = [scores] if isinstance(scores, str) else list(scores)
-    if not each_once(chosen, known):
-        raise ValueError(
-            f"`scores` must name each score once, among {', '.join(known)}; got {', '.join(map(str, chosen)) or 'none'}."
-        )
+    check_each_once("`scores` must name each score once", chosen, known)
     return _KINDS[likelihood.kind](tuple(chosen), weights, likelihood, **positions)

@@ -154,7 +154,7 @@ def compare(first: Evaluation, second: Evaluation, *, same_inputs: bool = False)
     rows = {number.key: place for place, number in enumerate(second.numbers[: len(second.replicates)])}
     of_first = enumerate(first.numbers[: len(first.replicates)])
     pairs = [(place, rows[number.key]) for place, number in of_first if number.key in rows]
-    ours, theirs = (np.array(places, dtype=np.intp) for places in zip(*pairs, strict=True))
+    ours, theirs = np.array(pairs, dtype=np.intp).T
     spread = second.replicates[theirs].astype(np.float64) - first.replicates[ours]
     ends = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1)
     differences = (
@@ -177,9 +177,7 @@ def _difference(first: Number, second: Number, low: float, high: float) -> Diffe
 def _check_same(part: SetInfo, other: SetInfo, same_inputs: bool) -> None:
     held = f"Set {part.name!r} must hold the same inputs and targets in both evaluations"
     if part.size != other.size:
-        raise ValueError(
-            f"{held}; got {part.size} and {other.size} inputs, so they cannot be paired. Evaluate both on one set."
-        )
+        raise ValueError(f"{held}; got {part.size} and {other.size} inputs. Evaluate both on one set.")
     if not (same_inputs or part.fingerprint == other.fingerprint):
         raise ValueError(f"{held}; they differ. If only their preparation does, pass same_inputs=True.")
     if part.targets and other.targets and part.targets != other.targets:

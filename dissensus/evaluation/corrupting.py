@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dissensus.data.trees import Batch
-from dissensus.evaluation.inputs import each_once
+from dissensus.evaluation.inputs import check_each_once
 
 Cell: TypeAlias = tuple[str, int]
 _IN_ORDER = "Evaluate the test set that the folder of corruptions was made of, in its order."
@@ -35,14 +35,9 @@ def corruptor_of(
     families = corruption_families()
     given = [corruptions] if isinstance(corruptions, str) else list(corruptions)
     names = [name for one in given for name in families.get(one, (one,))]
-    if not each_once(names, CORRUPTIONS):
-        raise ValueError(
-            f"`corruptions` must name each corruption once, among {', '.join((*families, *CORRUPTIONS))}; got "
-            f"{', '.join(map(str, given)) or 'none'}."
-        )
+    check_each_once("`corruptions` must name each corruption once", names, (*families, *CORRUPTIONS), given)
     levels = [severities] if isinstance(severities, int) else list(severities)
-    if not each_once(levels, SEVERITIES):
-        raise ValueError(f"`severities` must be among 1, 2, 3, 4 and 5, each once; got {levels}.")
+    check_each_once("`severities` must name each severity once", levels, SEVERITIES)
     paths = (None if given is None else Path(given).expanduser() for given in (folder, frost_folder))
     return Corruptor(tuple(product(names, levels)), seed, *paths)
 

@@ -141,19 +141,18 @@ def named_sets(
 def checked_groups(groups: Mapping[str, Iterable[str]] | None, sets: list[NamedSet]) -> dict[str, tuple[str, ...]]:
     """Return groups of OOD sets; refuse unknown sets, empty groups and clashing names."""
     known = [part.name for part in sets if part.kind == "ood"]
-    given = (groups or {}).items()
-    checked = {name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in given}
+    checked = {name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in (groups or {}).items()}
     _check_names([*(part.name for part in sets), *checked])
     for name, parts in checked.items():
-        if not each_once(parts, known):
-            told = f"among {', '.join(known) or 'none'}; got {', '.join(parts) or 'none'}"
-            raise ValueError(f"Group {name!r} must list OOD sets, each once, {told}.")
+        check_each_once(f"Group {name!r} must list OOD sets, each once", parts, known)
     return checked
 
 
-def each_once(values: Collection[Any], allowed: Collection[Any]) -> bool:
-    """Whether there are values, all of them allowed and none twice."""
-    return 0 < len(values) == len(set(values)) and set(values) <= set(allowed)
+def check_each_once(wanted: str, values: Collection[Any], allowed: Collection[Any], given: Any = None) -> None:
+    """Refuse no values, one that is not allowed, and one that comes twice; say what was `given`, where values were made of it."""
+    if not (0 < len(values) == len(set(values)) and set(values) <= set(allowed)):
+        among, got = (", ".join(map(str, each)) or "none" for each in (allowed, given or values))
+        raise ValueError(f"{wanted}, among {among}; got {got}.")
 
 
 def check_not_twice(name: str, inputs: Any, seen: dict[Any, str]) -> None:

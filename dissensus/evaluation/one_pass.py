@@ -172,7 +172,7 @@ def evaluate(
         groups=checked,
         numbers=tuple(numbers),
         replicates=replicates,
-        reliability=tuple(curve for curve in curves if curve is not None),
+        reliability=tuple(filter(None, curves)),
         rocs=tuple(_rocs(task, samples)),
         histograms=tuple(_histograms(task, samples)),
         gallery=tuple(chain.from_iterable(part.disputed for part in samples)),
@@ -194,9 +194,7 @@ def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], 
     if outputs.shape[2:] != y.shape[1:] or bool(((y != 0) & (y != 1)).any()):
         return regression_loss(outputs.shape[-1], y) or "cross_entropy"
     if y.is_floating_point():
-        raise ValueError(
-            "All targets are 0 or 1: they may be labels or numbers; say which: loss='binary_cross_entropy' or 'mse'."
-        )
+        raise ValueError("All targets are 0 or 1, labels or numbers: say which, loss='binary_cross_entropy' or 'mse'.")
     return "binary_cross_entropy"
 
 
@@ -270,9 +268,7 @@ def _rocs(task: Task, samples: Sequence[Sample]) -> Iterator[results.Roc]:
 def _histograms(task: Task, samples: Sequence[Sample]) -> Iterator[results.Histogram]:
     ranked = {part.info.name: np.sort(part.columns["scores"].numpy()).astype(np.float64) for part in samples}
     for place, score in enumerate(task.score_names):
-        low, middle, high = np.quantile(
-            np.concatenate([values[place] for values in ranked.values()]), [0.001, 0.5, 0.999]
-        )
+        low, middle, high = np.quantile(np.concatenate([own[place] for own in ranked.values()]), [0.001, 0.5, 0.999])
         # In even bins most of a skewed score would be in one: there edges grow by a factor.
         logarithmic = bool(low >= 0 and 0 < middle < high / 6)
         edges = np.histogram_bin_edges([], _HISTOGRAM_BINS, (low, high))

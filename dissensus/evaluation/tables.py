@@ -1,6 +1,7 @@
 """Evaluations in, the tables that people read out: columns and rows of short text."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from dissensus.evaluation.comparison import UNDIRECTED, Comparison
@@ -96,14 +97,14 @@ def prediction_table(results: Sequence[Evaluation]) -> Cells:
     """Return how good predictions are, set by set and run by run."""
     found = {number.metric for result in results for number in result.numbers}
     metrics = [name for name in _PREDICTION_METRICS[results[0].task] if name in found]
+    first = int(len(results) == 1)  # one run needs no column for its name
     rows = [
-        [result.name, _name_of_set(name), *(_cell(result, metric, name) for metric in metrics)]
+        [result.name, _name_of_set(name), *(_cell(result, metric, name) for metric in metrics)][first:]
         for result in results
         for name in _sets_but(result, "ood")
     ]
     unit = results[0].target if len({result.target for result in results}) == 1 else ""
-    heads = ["run", "set", *(title_with_unit(name, unit) for name in metrics)]
-    return (heads, rows) if len(results) > 1 else (heads[1:], [row[1:] for row in rows])
+    return ["run", "set", *map(partial(title_with_unit, target=unit), metrics)][first:], rows
 
 
 def detection_table(result: Evaluation) -> Cells:

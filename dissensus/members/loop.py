@@ -76,9 +76,8 @@ def _with_fixed_masks(member: nn.Module, example: Any) -> nn.Module:
     assert isinstance(member, DropoutMember)
     if member.masks == "input":
         raise ValueError("With masks='input' members hash inputs, as no file can. Use MCDropout(..., masks='member').")
-    drawn: dict[SampledDropout, list[Tensor]] = {
-        part: [] for part in member.modules() if isinstance(part, SampledDropout)
-    }
+    layers = (part for part in member.modules() if isinstance(part, SampledDropout))
+    drawn: dict[SampledDropout, list[Tensor]] = {layer: [] for layer in layers}
     for layer, masks in drawn.items():
         layer.drop = partial(_noted, layer, masks)  # type: ignore[method-assign]
     call(member, example)

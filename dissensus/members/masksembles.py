@@ -162,10 +162,8 @@ class Masksembles(SharedMembers):
 
     def _run_apart(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         trimmer, x, whole = self._trimmer[0], fastest_layout(x), under("net.", tensors)
-        net, kept = (
-            trimmer.net.eval(),
-            trimmer.kept(whole, torch.arange(self.num_members, device=x.device) if rows is None else rows),
-        )
+        net, all_rows = trimmer.net.eval(), torch.arange(self.num_members, device=x.device)
+        kept = trimmer.kept(whole, all_rows if rows is None else rows)
         members = [trimmer.tensors(whole, channels) for channels in kept]
         outputs = [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
         return cast("Tensor", join(outputs))
@@ -411,5 +409,4 @@ def _widened(old: Tensor, piece: Slice, kept: Tensor, width: int) -> Tensor:
     shape = (*old.shape[: piece.axis], spare, *old.shape[piece.axis + 1 :])
     drawn = entries[torch.randint(len(entries), shape, device=old.device)]
     fresh = torch.ones(size, dtype=torch.bool, device=old.device).index_fill(0, kept, False).nonzero()[:, 0]
-    both = torch.cat([old, drawn], piece.axis)
-    return both.index_select(piece.axis, torch.cat([kept, fresh]).argsort())
+    return torch.cat([old, drawn], piece.axis).index_select(piece.axis, torch.cat([kept, fresh]).argsort())

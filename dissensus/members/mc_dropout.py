@@ -191,5 +191,4 @@ def _last_linear_layers(net: nn.Module) -> list[nn.Module]:
 
 
 def _drop_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    dropout = layer.get_submodule("dropout")
-    return (dropout(inputs[0]), *inputs[1:])
+    return (layer.get_submodule("dropout")(inputs[0]), *inputs[1:])

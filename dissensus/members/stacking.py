@@ -75,9 +75,8 @@ def can_stack(nets: Sequence[nn.Module]) -> bool:
     """Whether all nets have tensors of the same names, shapes and dtypes, so that they can be stored as one."""
     layouts = []
     for net in nets:
-        tensors = [
-            (n, t.shape, t.dtype, t.requires_grad, isinstance(t, nn.Parameter)) for n, t in tensors_of(net).items()
-        ]
+        own = tensors_of(net).items()
+        tensors = [(n, t.shape, t.dtype, t.requires_grad, isinstance(t, nn.Parameter)) for n, t in own]
         layouts.append((tensors, [name for name, _ in net.named_modules()]))
     return all(layout == layouts[0] for layout in layouts)
 
@@ -86,8 +85,7 @@ def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:
     """Say why running the first net's code on another net's tensors would not be that net; None if it would."""
     if len(list(nets[0].named_modules(remove_duplicate=False))) > len(list(nets[0].modules())):
         return "a module is used under two names"
-    reasons = (why_another(net, nets[0]) for net in nets)
-    return next((reason for reason in reasons if reason is not None), None)
+    return next(filter(None, (why_another(net, nets[0]) for net in nets)), None)
 
 
 # What can be told to be the same from one moment to the next, and from one member to a copy of another.
@@ -106,7 +104,7 @@ def why_another(
     if own.keys() != theirs.keys():
         return "they have other modules"
     for name, module in own.items():
-        where, like = f"module {name!r}" if name else "the module itself", theirs[name]
+        where, like = {"": "the module itself"}.get(name, f"module {name!r}"), theirs[name]
         # By name: parametrised modules get a class of their own each.
         kind, wanted = ((type(m).__module__, type(m).__qualname__) for m in (module, like))
         if not soup and any(getattr(module, hooks, None) for hooks in _HOOKS):
@@ -230,8 +228,7 @@ class Shell:
         self._buffers: list[tuple[nn.Module, str, str]] = []
         for module in net.modules():
             keep_weights_apart(module)
-            stores = ((module._parameters, self._parameters), (module._buffers, self._buffers))
-            for store, noted in stores:
+            for store, noted in ((module._parameters, self._parameters), (module._buffers, self._buffers)):
                 noted += [(module, name, owner[id(t)]) for name, t in store.items() if t is not None]
         self.release()
 

@@ -35,8 +35,7 @@ def disagreement(predictions_a: Array, predictions_b: Array) -> float:
         0.25
     """
     first = indices(predictions_a, "predictions_a")
-    second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
-    return _fraction(first != second)
+    return _fraction(first != indices(predictions_b, "predictions_b", len(first)).to(first.device))
 
 
 @checked

@@ -183,7 +183,9 @@ def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:
     front, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     front.graph_copy(graph, copies)
     front.output(copies[border])
-    _erase_unused(front)
+    for node in reversed(front.nodes):
+        if not node.users and node.op not in ("placeholder", "output"):
+            front.erase_node(node)
     back = fx.Graph()
     moved = {border: back.placeholder("x")}
 
@@ -195,12 +197,6 @@ def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:
     for node in behind:
         copied(node)
     return front, back
-
-
-def _erase_unused(graph: fx.Graph) -> None:
-    for node in reversed(graph.nodes):
-        if not node.users and node.op not in ("placeholder", "output"):
-            graph.erase_node(node)
 
 
 def _renew(head: nn.Module, reset: Reset | None) -> int:

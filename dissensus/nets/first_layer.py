@@ -177,9 +177,7 @@ def _why_not(net: nn.Module, name: str) -> str | None:
         return f"has a weight that is computed from others (weight_norm, spectral_norm or the like). Take that off first, with {by}."
     modules = net.named_modules()
     if tied := [n for n, m in modules if m is not layer and any(p is layer.weight for p in m._parameters.values())]:
-        return (
-            f"shares its weight with {', '.join(tied)}, which would not be doubled. Give the two weights of their own."
-        )
+        return f"shares its weight with {', '.join(tied)}, which would not be doubled. Give each a weight of its own."
     if _groups(layer) > 1 and type(layer) not in _IN_GROUPS:
         return f"is a {type(layer).__name__} in groups, as only torch's own convolutions may be. {_PUT_ONE_IN_FRONT}"
     return None

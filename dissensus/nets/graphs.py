@@ -362,8 +362,7 @@ def masked_node(part: Traced, node: fx.Node) -> fx.Node | None:
     previous = only_input(node)
     if previous is None or previous.op != "call_module" or not part.called_once(previous):
         return None
-    alone = _takers(previous) == [node]
-    return previous if alone and effect_of(part, node) in _KEEPS_ZERO else None
+    return previous if _takers(previous) == [node] and effect_of(part, node) in _KEEPS_ZERO else None
 
 
 def _takers(node: fx.Node) -> list[fx.Node]:
@@ -449,7 +448,7 @@ class Map:
 
     def _asked(self, layers: Layers) -> list[Site]:
         if layers == "auto":
-            return self._by_rule()
+            return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
         asked: Any = (layers,) if isinstance(layers, str) or callable(layers) else layers
         return (
             self._by_test(asked)
@@ -461,9 +460,6 @@ class Map:
         modules = self.net.named_modules()
         named = [name for name, module in modules if name and any(_meets(one, name, module) for one in tests)]
         return [site for name in named for site in self._sites_of(name) if not self.is_stem(site)]
-
-    def _by_rule(self) -> list[Site]:
-        return [s for s in self.candidates if not (s.leaves or s.combined or self.is_stem(s))]
 
     def _by_name(self, pattern: str) -> list[Site]:
         names = [name for name, _ in self.net.named_modules() if name and fnmatchcase(name, pattern)]

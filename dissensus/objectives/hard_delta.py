@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import torch
 from torch import Tensor
 
-from dissensus._signatures import checked, real_number, whole_number
+from dissensus._signatures import checked, real_number, refuse, whole_number
 from dissensus.data.sources import class_targets
 from dissensus.members import View
 from dissensus.members.members import Keys
@@ -99,8 +99,7 @@ def farthest_partner(x: Tensor, scale: Tensor) -> Tensor:
     white = x / scale.clamp_min(1e-6)
     squares = white.square().sum(-1)
     distances = squares[..., :, None] + squares[..., None, :] - 2 * white @ white.transpose(-1, -2)
-    farthest = distances.argmax(-1)
-    return x - x.gather(-2, farthest[..., None].expand_as(x))
+    return x - x.gather(-2, distances.argmax(-1)[..., None].expand_as(x))
 
 
 def mahalanobis(values: Tensor, known: Tensor, diagonal: bool = False) -> Tensor:
@@ -180,16 +179,20 @@ class HardDelta(Wrapper):
     measured: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.inner.likelihood.kind != "classes":
-            raise ValueError(f"HardDelta is for classification; the loss is {self.inner.likelihood.name!r}.")
-        law, real = f"law={self.law!r}", self.tails == "real"
-        if real and self.law in _WITH_FACTOR:
-            why = "every residual of a batch is about as far out as any other"
-            raise ValueError(f"Under {law} {why}, so none is a tail. Use another law with tails='real'.")
-        if self.law in _OF_THE_NETWORK and self.samples is not None:
-            raise ValueError(f"{law} keeps one candidate in `draws`; leave `samples` out and change `draws`.")
-        if real and self.law in _OF_THE_NETWORK and self.statistics == "training":
-            raise ValueError(f"{law} with tails='real' is measured on each batch; leave `statistics` out.")
+        law, real, of_network = f"law={self.law!r}", self.tails == "real", self.law in _OF_THE_NETWORK
+        refuse(
+            {
+                f"HardDelta is for classification; the loss is {self.inner.likelihood.name!r}.": self.inner.likelihood.kind
+                != "classes",
+                f"Under {law} every residual of a batch is about as far out as any other, so none is a tail. Use another law "
+                "with tails='real'.": real and self.law in _WITH_FACTOR,
+                f"{law} keeps one candidate in `draws`; leave `samples` out and change `draws`.": of_network
+                and self.samples is not None,
+                f"{law} with tails='real' is measured on each batch; leave `statistics` out.": of_network
+                and real
+                and self.statistics == "training",
+            }
+        )
         for name in ("draws", "rank", "samples"):
             if (count := getattr(self, name)) is not None:
                 whole_number(name, count, 1)

@@ -237,9 +237,7 @@ def gradient_adjusted_loss(
             raise ValueError(f"`step` must be {most}; got {step:g}, which acts as beta = {beta:g}. {UNBOUNDED}")
     outputs = outputs.to(compute_dtype(outputs))
     targets = like_outputs(targets, outputs)
-    consulted = outputs.mean(0)
-    if others_only:
-        consulted = (outputs.sum(0) - outputs) / (num_members - 1)
+    consulted = (outputs.sum(0) - outputs) / (num_members - 1) if others_only else outputs.mean(0)
     adjusted = targets - step * (consulted - targets)
     if detach:
         adjusted = adjusted.detach()

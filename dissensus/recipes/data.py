@@ -185,8 +185,7 @@ def is_regression(loaded: Loaded) -> bool:
     assert loaded.y is not None
     if loaded.y.is_floating_point() or loaded.y.ndim > 1:
         return True
-    numbers = loaded.classes is None and loaded.table is not None
-    return numbers and len(loaded.y.unique()) > _MOST_CLASSES_OF_NUMBERS
+    return loaded.classes is None and loaded.table is not None and len(loaded.y.unique()) > _MOST_CLASSES_OF_NUMBERS
 
 
 def _no_names(whole: Loaded, settings: DataSettings) -> list[str]:
@@ -222,9 +221,7 @@ def split_classes(labels: Sequence[str], left_out: Sequence[str | int]) -> tuple
 
 def without_left_out(other: Loaded, left_out: Sequence[str | int]) -> Loaded:
     """Leave the classes that training is not to see out of a file of its own, too; it need not have them."""
-    if not left_out or other.y is None:
-        return other
-    return other.rows(split_classes(label_names(other), left_out)[0])
+    return other.rows(split_classes(label_names(other), left_out)[0]) if left_out and other.y is not None else other
 
 
 def row_digests(loaded: Loaded) -> Tensor:
@@ -404,8 +401,7 @@ class Preprocessing:
 
 def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of images, or of each feature (the last axis)."""
-    axes = [0, 2, 3] if x.ndim == 4 else list(range(x.ndim - 1))
-    std, mean = torch.std_mean(x.double(), dim=axes, correction=0)
+    std, mean = torch.std_mean(x.double(), dim=[0, 2, 3] if x.ndim == 4 else list(range(x.ndim - 1)), correction=0)
     # A feature that never changes has nothing to scale.
     std = torch.where(std > 1e-12 * mean.abs().clamp_min(1e-30), std, 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())

@@ -1,5 +1,6 @@
 """A finished run in, one file out that takes inputs as they are in data files: what training learned about them is inside."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ def export_run(
     calibration = load_calibration(folder, run, false_alarms)
     facts = run.preprocessing.to_json()
     # Rows that the file is compared on: held-out ones, where there are some.
-    parts = (rows_of_run(run, folder, part) for part in ("calibration", "validation", "test", "train"))
-    rows = next(rows for rows in parts if rows is not None)
+    rows = next(filter(None, map(partial(rows_of_run, run, folder), ("calibration", "validation", "test", "train"))))
     example = rows.rows(torch.arange(min(len(rows), _EXAMPLES)))
     taken, columns = example.x, run.preprocessing.columns
     if columns is not None and example.table is not None:  # the columns of built-in tables are numbers already

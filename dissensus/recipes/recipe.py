@@ -130,9 +130,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         """Return the recipe as TOML, with every default filled in."""
-        return to_toml(
-            {**asdict(self), "data": {key: value for key, value in asdict(self.data).items() if value != ()}}
-        )
+        return to_toml({**asdict(self), "data": {key: own for key, own in asdict(self.data).items() if own != ()}})
 
     @property
     def likelihood(self) -> Likelihood:
@@ -142,8 +140,7 @@ class Recipe:
     def build_objective(self) -> Objective:
         """Make the objective; masked examples get the uniform target where the ensemble asks for that."""
         objective = choices.build_objective(self.objective)
-        uniform = self.ensemble.get("masked_target") == "uniform"
-        return objective.uniform_where_masked() if uniform else objective
+        return objective.uniform_where_masked() if self.ensemble.get("masked_target") == "uniform" else objective
 
     def build_ensemble(self, preprocessing: Preprocessing, outputs: int, *, allow_import: bool = False) -> Members:
         """Make the untrained ensemble, for inputs that look as `preprocessing` says and so many outputs a prediction."""
@@ -203,10 +200,8 @@ class Recipe:
             What `ds.fit` returns.
         """
         folder = Path(folder)
-        if not resume and any(CheckpointFolder(folder).exists(kind) for kind in ("last", ENSEMBLE)):
-            raise ValueError(
-                f"{folder} already holds a run. Go on with it (--resume, resume=True), or choose another folder."
-            )
+        if not resume and any(map(CheckpointFolder(folder).exists, ("last", ENSEMBLE))):
+            raise ValueError(f"{folder} already holds a run. Go on (--resume, resume=True), or choose another folder.")
         choices.check_import(self.model["name"], allow_import)
         sets = self.load_sets()
         recipe = self.settled(sets)
@@ -240,8 +235,7 @@ class Recipe:
             )
             if writes:
                 save_ensemble(folder, ensemble, preprocessing, outputs, run.step, sets)
-                trained = load_run(folder, allow_import=allow_import)
-                for note in calibrate_run(trained, sets, self.alarm, folder):
+                for note in calibrate_run(load_run(folder, allow_import=allow_import), sets, self.alarm, folder):
                     log.warning("%s", note)
         return run
 
@@ -422,8 +416,7 @@ class InUnits(nn.Module):
         mean, scale = mean_and_scale(outputs)
         wanted = (scale * self.std - SCALE_FLOOR).clamp_min(1e-12)
         # The inverse of softplus, in a form that neither overflows for large scales nor cancels for small ones.
-        rho = wanted + torch.log(-torch.expm1(-wanted))
-        return torch.cat([mean * self.std + self.mean, rho], dim=-1)
+        return torch.cat([mean * self.std + self.mean, wanted + torch.log(-torch.expm1(-wanted))], dim=-1)
 
 
 def _in_units(ensemble: Members, recipe: Recipe, preprocessing: Preprocessing) -> Members:

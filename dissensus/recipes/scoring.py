@@ -70,7 +70,7 @@ def score_file(
     """
     if output.suffix not in (".csv", ".parquet"):
         raise ValueError(f"Scores are written as .csv or .parquet; got {output.name!r}.")
-    if Path(source).exists() and output.exists() and output.samefile(source):
+    if Path(source).expanduser().resolve() == output.resolve():
         raise ValueError(f"{output} is the input itself. Write to another file.")
     scored, flagged, say_once = Scored(), 0, cache(say)
     calibration = None if calibration is None else calibration.for_a_stream()
@@ -143,8 +143,7 @@ def _part_of_table(run: LoadedRun, start: int, frame: Any, share: float, carry: 
         f"column {name!r} holds values that training never saw ({', '.join(map(repr, texts[:3]))}), read as none of its own"
         for name, texts in columns.unseen(frame).items()
     )
-    named = {start + row: why for row, why in problems.items()}
-    return Part(head, torch.from_numpy(x[kept]), named, share, notes)
+    return Part(head, torch.from_numpy(x[kept]), {start + row: why for row, why in problems.items()}, share, notes)
 
 
 def _carried(frame: Any, carry: Sequence[str], target: str | None, kept: Any) -> Table:
@@ -182,10 +181,8 @@ def predicted_columns(
     Columns are `prediction`; `confidence` for classes or `std` for regression; every score; and with a calibration
     `distance` (of tables), `p_value`, `flag`, and `set` or `low` and `high`. With several targets, columns of each end in its number.
     """
-    prepared = (run.preprocessing(part) for part in x.split(batch_size))
-    parts = [
-        _of_outputs(run, part, predict(run.ensemble, part, batch_size=batch_size), calibration) for part in prepared
-    ]
+    inputs = map(run.preprocessing, x.split(batch_size))
+    parts = [_of_outputs(run, part, predict(run.ensemble, part, batch_size=batch_size), calibration) for part in inputs]
     return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
 
 

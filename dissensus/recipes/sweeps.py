@@ -45,16 +45,19 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} in [sweep] must be a whole number from 1; got {number!r}.")
     settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
     for key, values in settings.items():
-        if "trials" in sweep and isinstance(values, dict):
-            fits = {"low", "high"} <= values.keys() <= {"low", "high", "log"}
-        else:
-            fits = isinstance(values, list) and bool(values)
-        if "." not in key or not fits:
+        if "." not in key or not _fits(values, "trials" in sweep):
             raise ValueError(
                 '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
                 f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
             )
     return settings
+
+
+def _fits(values: Any, search: bool) -> bool:
+    """Whether these are values to try, or for a search the ends of a range."""
+    if search and isinstance(values, dict):
+        return {"low", "high"} <= values.keys() <= {"low", "high", "log"}
+    return isinstance(values, list) and bool(values)
 
 
 def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -66,9 +69,7 @@ def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     settings = settings_of(sweep)
     settings["ensemble.seed"] = sweep.get("ensemble.seed") or list(range(sweep.get("repeats", 1)))
-    arms = dict(
-        _arm(dict(zip(settings, map(json.dumps, values), strict=True))) for values in product(*settings.values())
-    )
+    arms = dict(_arm(dict(zip(settings, map(json.dumps, each), strict=True))) for each in product(*settings.values()))
     changed({}, [change for changes in arms.values() for change in changes])
     return arms
 
@@ -77,6 +78,16 @@ def _arm(values: Mapping[str, Any]) -> tuple[str, list[str]]:
     """Return an arm's name, which is also its folder's, and its changes."""
     name = "-".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
     return re.sub(r"[^\w=.-]", "_", name), [f"{key}={value}" for key, value in values.items()]
+
+
+def _grid(recipe: Path, sweep: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the arms of a grid, none of a search; refuse a slip in the recipe before anything is trained."""
+    grid = {} if "trials" in sweep else arms_of(sweep)
+    ranges = settings_of(sweep).items()
+    firsts = {key: json.dumps(each["low"] if isinstance(each, Mapping) else each[0]) for key, each in ranges}
+    for changes in grid.values() or [_arm(firsts)[1]]:
+        Recipe.read(recipe, changes)
+    return grid
 
 
 def run_sweep(
@@ -91,27 +102,19 @@ def run_sweep(
 ) -> None:
     """Train every arm of a grid, or with `trials` of a search by optuna, that is not finished, each with further options of `train`."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
-            "The arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray."
-        )
-    settings, search = settings_of(sweep), "trials" in sweep
-    grid = {} if search else arms_of(sweep)
-    firsts = {key: values["low"] if isinstance(values, Mapping) else values[0] for key, values in settings.items()}
-    for changes in grid.values() or [[f"{key}={json.dumps(value)}" for key, value in firsts.items()]]:
-        Recipe.read(recipe, changes)  # refuses a slip before anything is trained
+        raise ValueError("Arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray.")
+    grid = _grid(recipe, sweep)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / SWEEP, json.dumps(list(grid)))
-    study = _study(folder) if search else None
-    arms = _asked(study, settings, sweep["trials"]) if search else iter(grid.items())
+    arms = iter(grid.items()) if grid else _asked(_study(folder), settings_of(sweep), sweep["trials"])
     local = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
     train, jobs = (_on_ray(local), len(grid) or jobs) if ray else (local, jobs)
     failed = []
-    for (name, _, *trial), answer in _in_threads(train, arms, jobs):
-        finished, busy = is_finished(folder / name), answer.startswith(_BUSY)
-        if study is not None and not busy:  # else a process that shares the journal has it
-            answer += _tell(study, folder / name, *trial)
+    for (name, _, *tell), answer in _in_threads(train, arms, jobs):
+        if not answer.startswith(_BUSY):  # else a process that shares the folder has it
+            failed += [] if is_finished(folder / name) else [name]
+            answer += tell[0](folder / name) if tell else ""
         say(f"{name}: {answer}")
-        failed += [] if finished or busy else [name]
     if failed:
         raise ValueError(f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on.")
 
@@ -152,18 +155,19 @@ def ray_task(function: Callable[..., Any]) -> tuple[Any, Any]:
     return ray, ray.remote(num_cpus=1, num_gpus=1 if ray.cluster_resources().get("GPU") else 0)(function)
 
 
-def _asked(study: Any, settings: Mapping[str, Any], trials: int) -> Iterator[tuple[str, list[str], int]]:
-    """Yield arms that optuna chooses by the validation loss of earlier ones, until there are as many as asked for."""
+def _asked(study: Any, settings: Mapping[str, Any], trials: int) -> Iterator[tuple[Any, ...]]:
+    """Yield arms that optuna chooses by the validation loss of earlier ones, and what tells it that of each; as many as asked for."""
     from optuna.trial import TrialState
 
     for trial in study.get_trials(states=[TrialState.RUNNING]):  # left by a process that was stopped
-        yield *_arm(trial.params), trial.number
+        yield *_arm(trial.params), partial(_tell, study, trial.number)
     while len(study.get_trials(deepcopy=False)) < trials:
         trial = study.ask()
-        yield *_arm({key: _suggested(trial, key, values) for key, values in settings.items()}), trial.number
+        chosen = {key: _suggested(trial, key, values) for key, values in settings.items()}
+        yield *_arm(chosen), partial(_tell, study, trial.number)
 
 
-def _tell(study: Any, arm: Path, trial: int) -> str:
+def _tell(study: Any, trial: int, arm: Path) -> str:
     """Tell optuna how an arm did; return it in words."""
     from optuna.trial import TrialState
 

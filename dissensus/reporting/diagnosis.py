@@ -67,16 +67,15 @@ def _pictures(finding: Finding, name: str) -> Iterator[Picture]:
     figure, ax = panel(name)
     # 0 where offsets are not in the units of the error.
     offset_bars(finding.offsets, ax, ensemble_error=sqrt(max(0.0, finding.ensemble_error)) if squared else 0.0)
-    listed = ", ".join(short(offset) for offset in finding.offsets)
+    listed = ", ".join(map(short, finding.offsets))
     caption = "How far each member sits beside the ensemble on average; offsets cancel."
     yield Picture(figure, f"Constant offset of each member{of}: {listed}.", caption)
     if finding.checks:
         figure, ax = panel(name)
         error_curves(finding.checks, ax)
-        errors = tuple(f"{error:.3g}" for error in astuple(finding.checks[-1])[2:])
-        alt = f"at the end, on training data, mean member {errors[0]} and ensemble {errors[1]}; held out, {errors[2]} and {errors[3]}"
+        alt = "at the end, on training data, mean member {:.3g} and ensemble {:.3g}; held out, {:.3g} and {:.3g}."
         caption = "Shaded: the diversity, by which the mean member errs more than the ensemble."
-        yield Picture(figure, f"Errors over training{of}; {alt}.", caption)
+        yield Picture(figure, f"Errors over training{of}; " + alt.format(*astuple(finding.checks[-1])[2:]), caption)
     if finding.pairs:
         figure, ax = panel(name)
         diversity_accuracy(finding.pairs, finding.num_classes, ax)

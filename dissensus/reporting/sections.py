@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, groupby
 from math import exp, floor, log, log10, sqrt
 from operator import attrgetter
@@ -160,14 +161,14 @@ def calibration(runs: Runs, score: str) -> Blocks:
     """Confidence against accuracy, or claimed against observed coverage."""
     claims = TASKS[runs[0].task].claims
     yield Text(_CLAIMS[claims])
+    found = [(run.name, curve) for run in runs for curve in run.reliability]
     if claims == "confidence":
-        for run in runs:
-            for curve in run.reliability:
-                alt = f"Confidence against accuracy of {run.name} on {curve.set}: {_claimed(curve, '; ')}"
-                yield Picture(figures.reliability_diagram(curve, run.name), alt)
+        for run, curve in found:
+            alt = f"Confidence against accuracy of {run} on {curve.set}: {_claimed(curve, '; ')}"
+            yield Picture(figures.reliability_diagram(curve, run), alt)
         return
-    for name in dict.fromkeys(curve.set for run in runs for curve in run.reliability):
-        curves = {run.name: curve for run in runs for curve in run.reliability if curve.set == name}
+    for name in dict.fromkeys(curve.set for _, curve in found):
+        curves = {run: curve for run, curve in found if curve.set == name}
         listed = "; ".join(f"{run}: {_claimed(curve, ', ')}" for run, curve in curves.items())
         figure = figures.coverage_diagram(curves, name, quantiles=claims == "quantiles")
         yield Picture(figure, f"Claimed against observed coverage on {name}. {listed}.")
@@ -236,26 +237,25 @@ def _shown_scores(runs: Runs, score: str) -> list[str]:
 def _histograms(runs: Runs, score: str) -> Blocks:
     several = len(runs) > 1
     for name in _shown_scores(runs, score)[: 2 if several else None]:
-        by_run = {run.name: [part for part in run.histograms if part.score == name] for run in runs}
-        label = title_of(name)
-        if name.endswith("_variance"):
-            # Standard deviations are in units of the target.
-            label = _deviation(name, runs[0].target)
-            by_run = {run: [_rooted(part) for part in parts] for run, parts in by_run.items()}
-        axis = figures.common_axis([part for parts in by_run.values() for part in parts])
+        by_run = {run.name: [_rooted(part) for part in run.histograms if part.score == name] for run in runs}
+        axis = figures.common_axis(list(chain(*by_run.values())))
         for run, parts in by_run.items():
             yield Picture(
-                figures.score_histogram(parts, label, run if several else "", axis),
-                f"Histograms of {title_of(name)} of {run} on {', '.join(part.set for part in parts)}.",
+                figures.score_histogram(parts, _deviation(name, runs[0].target), run if several else "", axis),
+                f"Histograms of {title_of(name)} of {run} on {', '.join(map(attrgetter('set'), parts))}.",
             )
 
 
 def _rooted(part: Histogram) -> Histogram:
+    """Return the histogram of a variance as that of its root, which is in units of the target; others as they are."""
+    if not part.score.endswith("_variance"):
+        return part
     return replace(part, edges=tuple(sqrt(max(0.0, edge)) for edge in part.edges))
 
 
 def _deviation(score: str, target: str) -> str:
-    return title_of(score).replace("variance", "standard deviation") + (f" ({target})" if target else "")
+    unit = f" ({target})" if target and score.endswith("_variance") else ""
+    return title_of(score).replace("variance", "standard deviation") + unit
 
 
 def _rocs(runs: Runs, score: str) -> Blocks:
@@ -416,10 +416,8 @@ def disputed_inputs(runs: Runs, score: str) -> Blocks:
     )
     for run in runs:
         for (part, most), group in groupby(run.gallery, key=attrgetter("set", "most")):
-            items, caption = (
-                list(group),
-                f"{'Most' if most else 'Least'} disputed of {part}" + (f", {run.name}" if len(runs) > 1 else ""),
-            )
+            items, whose = list(group), f", {run.name}" if len(runs) > 1 else ""
+            caption = f"{'Most' if most else 'Least'} disputed of {part}{whose}"
             read = "; ".join(", ".join(figures.votes_lines(item, run.class_names)) for item in items)
             yield Picture(figures.votes_sheet(items, run.class_names), f"{caption}. Input by input: {read}.", caption)
 
@@ -434,10 +432,11 @@ def single_inputs(runs: Runs, score: str) -> Blocks:
     for run in runs:
         if not run.examples:
             continue
-        what, names, answer = run.target or "target", run.examples[0].scores, _value_answer
-        head = [f"predicted {what}", f"true {what}", "error", *(_deviation(name, "") for name in names)]
+        what, answer = run.target or "target", _value_answer
+        head = [f"predicted {what}", f"true {what}", "error"]
         if run.task == "classification":
-            head, answer = ["predicted", "truth", "right", "confidence", *map(title_of, names)], _class_answer
+            head, answer = ["predicted", "truth", "right", "confidence"], _class_answer
+        head += map(partial(_deviation, target=""), run.examples[0].scores)
         shown = [(part, place, index) for part in run.examples for place, index in enumerate(part.index[:limit])]
         rows = [[part.set, index, *answer(run, part, place)] for part, place, index in shown]
         most = max(len(part.index[:limit]) for part in run.examples)
@@ -447,18 +446,10 @@ def single_inputs(runs: Runs, score: str) -> Blocks:
 
 def _class_answer(run: Evaluation, part: Examples, place: int) -> list[object]:
     known = run.class_names or range(run.num_outputs)
-    predicted, truth = (
-        str(known[int(part.predicted[place])]),
-        str(known[int(part.truth[place])]) if part.truth else None,
-    )
+    predicted, confidence = str(known[int(part.predicted[place])]), f"{part.confidence[place]:.3f}"
+    truth = str(known[int(part.truth[place])]) if part.truth else None
     right = part.predicted[place] == part.truth[place] if part.truth else None
-    return [
-        predicted,
-        truth,
-        right,
-        f"{part.confidence[place]:.3f}",
-        *(short(own[place]) for own in part.scores.values()),
-    ]
+    return [predicted, truth, right, confidence, *(short(own[place]) for own in part.scores.values())]
 
 
 def _value_answer(run: Evaluation, part: Examples, place: int) -> list[object]:

@@ -72,8 +72,7 @@ class CheckpointFolder:
             for name in names:
                 blocks = {_block(name, place, count): digest for place, digest in enumerate(digests)}
                 body = {"format": FORMAT, "blocks": blocks, "facts": dict(facts)}
-                told = json.dumps({"sha256": _digest(body), "checkpoint": body})
-                replace_file(self.folder / f"{name}.json", told)
+                replace_file(self.folder / f"{name}.json", json.dumps({"sha256": _digest(body), "checkpoint": body}))
             self._clear(kind, names[0])
 
     def load(self, kind: str = "last") -> tuple[dict[str, Tensor], dict[str, Any], str | None]:
@@ -135,8 +134,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         for key, tensor in load(data).items():
             found.setdefault(key, []).append(tensor)
     # What several blocks hold are rows of their members; what belongs to all is in the first one only.
-    tensors = {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in found.items()}
-    return tensors, body["facts"]
+    return {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in found.items()}, body["facts"]
 
 
 def architecture(members: Members) -> dict[str, str]:

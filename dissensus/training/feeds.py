@@ -297,9 +297,7 @@ class LoaderFeed(Feed):
         try:
             self.steps_per_epoch = -(-len(loader) // accumulate)
         except TypeError:
-            raise ValueError(
-                "The DataLoader has no length, which schedules and epochs need. Give its dataset a `__len__`."
-            ) from None
+            raise ValueError("The DataLoader has no length, which epochs need. Give its dataset a `__len__`.") from None
         if self.steps_per_epoch == 0:
             raise ValueError("The training data is empty: the DataLoader gives no batch.")
         self.loader, self.seed, self.ahead = loader, seed, _loads_elsewhere(loader)

@@ -79,9 +79,7 @@ class _Feeding:
             return self._of_arrays(*arrays)
         self.only_shared("A Dataset or DataLoader gives shared batches. For batches='own' hand over tensors or arrays.")
         if isinstance(data, IterableDataset):
-            raise ValueError(
-                "An IterableDataset has no length and no order to shuffle. Hand over a DataLoader with a length."
-            )
+            raise ValueError("An IterableDataset has no length or order to shuffle. Pass a DataLoader with a length.")
         feed: feeds.Feed
         if isinstance(data, DataLoader):
             if settings.batch_size is not None:
@@ -194,9 +192,7 @@ def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str 
         given = as_columns(y).shape[-1]
         wanted = 2 * given if kind == "density" else given  # a mean and a rho each
         if outputs.shape[-1] != wanted:
-            raise ValueError(
-                f"{likelihood.name} of {given} targets wants {wanted} outputs; members have {outputs.shape[-1]}."
-            )
+            raise ValueError(f"{likelihood.name} of {given} targets wants {wanted} outputs; got {outputs.shape[-1]}.")
         if likelihood.name == "poisson" and bool((y < 0).any()):
             raise ValueError(f"The {name} targets of poisson are counts, 0 or more; got {float(y.min()):g}.")
 
@@ -236,11 +232,8 @@ def _check_alike(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) 
 def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
     """Refuse targets of dense outputs that are not one class index for each position."""
     if y.is_floating_point():
-        raise ValueError(
-            f"The {name} targets of outputs with positions must be class indices (integers); got {y.dtype}."
-        )
-    few = outputs[:, :1].expand(-1, 1, *outputs.shape[2:])
-    axis = class_axis_of(few, y[:1], likelihood.class_axis)
+        raise ValueError(f"The {name} targets of outputs with positions must be integer class indices; got {y.dtype}.")
+    axis = class_axis_of(outputs[:, :1].expand(-1, 1, *outputs.shape[2:]), y[:1], likelihood.class_axis)
     counted = y[y != likelihood.ignore_index]
     if len(counted):
         sources.check_labels_fit(counted, outputs.shape[axis], name)
@@ -401,9 +394,7 @@ def fit(
     members.to(target)
     whole, members = members, members.reader(data)
     if held is not None and whole.reader(held) is not members:
-        raise ValueError(
-            "Training and validation data must both be inputs of the backbone, or both its cached features."
-        )
+        raise ValueError("Training and validation data must both be inputs or both cached features of the backbone.")
     for name, side in (*objective.stream_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
     feed, (few, targets) = _Feeding(members, objective, settings, target).feed_of(data)

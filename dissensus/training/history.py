@@ -12,6 +12,11 @@ from typing import Any, TextIO
 from dissensus._files import replace_file
 
 Row = dict[str, float | int]
+# Of what a history holds, what a line of progress has no room for.
+_NOT_SHOWN = (
+    *("seconds", "lr_factor", "colluding", "train_member_error", "train_ensemble_error"),
+    *("validation_member_error", "validation_ensemble_error", "validation_diversity"),
+)
 
 
 class History(Sequence[Row]):
@@ -148,7 +153,7 @@ class Progress:
 
     def values(self, values: Mapping[str, float]) -> None:
         """Set the numbers that are shown."""
-        self._values = "".join(f"  {name} {value:.4g}" for name, value in values.items())
+        self._values = "".join(f"  {name} {n:.4g}" for name, n in values.items() if name not in _NOT_SHOWN)
 
     def close(self) -> None:
         """Leave the last state on the screen and end the line."""

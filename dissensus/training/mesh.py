@@ -183,9 +183,7 @@ def mesh_of(shape: tuple[int, int] | None) -> Mesh | None:
         raise ValueError("`mesh` needs a process group: `torchrun`, and torch.distributed.init_process_group() first.")
     members, data = shape
     if members * data != dist.get_world_size():
-        raise ValueError(
-            f"`mesh` ({members}, {data}) takes {members * data} processes; there are {dist.get_world_size()}."
-        )
+        raise ValueError(f"`mesh` ({members}, {data}) takes {members * data} processes; got {dist.get_world_size()}.")
     return Mesh(members, data)
 
 
@@ -288,9 +286,7 @@ def training_on(mesh: Mesh, members: "Members") -> "Iterator[None]":
         text = str(failure)
         if "gloo" not in text.lower() and "nccl" not in text.lower() and "onnection" not in text:
             raise
-        raise RuntimeError(
-            f"{_lost()} no longer answers; what was written stays. Start again with resume=True."
-        ) from failure
+        raise RuntimeError(f"{_lost()} no longer answers; what was written stays. Go on with resume=True.") from failure
     finally:
         over.set()
         log.removeFilter(speaks)

@@ -163,9 +163,7 @@ def make_optimizer(
         decay = rule.default_decay if weight_decay is None else weight_decay
         decays = per_member(decay, num_members, "weight_decay", blocks)
         if has_complex:
-            raise ValueError(
-                f"Complex parameters train with a torch optimizer class, torch.optim.Adam; got {optimizer!r}."
-            )
+            raise ValueError(f"Complex parameters need a torch optimizer class, torch.optim.Adam; got {optimizer!r}.")
         return RowOptimizer(rule, blocks, rates, decays)
     factory = _factory_of(optimizer, lr, weight_decay, options)
     _, trial = _optimizer_of(factory, blocks[0], 0)

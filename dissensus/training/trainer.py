@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from dissensus.training.optimizers import Factory, SeparateOptimizers, check_att
 from dissensus.training.schedules import AnySchedule, Plateau, factor_table
 from dissensus.training.state import PARTS, TrainState
 from dissensus.training.step import Block, TrainStep
-from dissensus.training.validation import NOT_SHOWN, CollusionWatch, Validation, Watch, validate
+from dissensus.training.validation import CollusionWatch, Validation, Watch, validate
 
 
 class DivergedError(RuntimeError):
@@ -190,6 +190,9 @@ class Trainer:
         settings, separate = self.settings, self.members.separate
         apart, drops = separate and not self.objective.couples, settings.on_divergence == "drop"
         clips, looks = settings.clip_norm is not None, settings.select or isinstance(settings.schedule, Plateau)
+        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
+        of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
+        columns = list(map("_".join, product(of_whom, measured)))
         refuse(
             {
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
@@ -199,13 +202,10 @@ class Trainer:
                 "on_divergence='stop'. Leave it out.": settings.per_member and (drops or not apart),
                 "Selecting, stopping early and reducing the rate on a plateau look at validation data; give "
                 "`validation=`.": looks and self.validation is None,
+                f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.": settings.select
+                not in (None, *columns),
             }
         )
-        measured = ["loss", "accuracy"] if self.objective.likelihood.kind in ("classes", "labels") else ["loss"]
-        of_whom = ["validation"] if settings.per_member else ["ensemble", "validation"]
-        columns = [f"{whose}_{what}" for what in measured for whose in of_whom]
-        if settings.select is not None and settings.select not in columns:
-            raise ValueError(f"`select` must be one of {', '.join(columns)}; got {settings.select!r}.")
 
     @torch.enable_grad()
     def run(self) -> Run:
@@ -217,7 +217,7 @@ class Trainer:
         with alone, beside, seeded(derive(self.settings.seed, "run")):
             try:
                 self.total_steps = self.settings.epochs * self.feed.steps_per_epoch
-                stored = self._stored() if self.folder is not None else None
+                stored = self._stored()
                 self._build()
                 if stored is not None:
                     self._restore(*stored)
@@ -289,8 +289,7 @@ class Trainer:
         result, every = self.result, self.settings.check_every
         sizes = self.feed.epoch(result.epoch, result.step % self.feed.steps_per_epoch)
         for size in sizes:
-            ahead = self._take_steps(size) - 1
-            deque(islice(sizes, ahead), maxlen=0)
+            deque(islice(sizes, self._take_steps(size) - 1), maxlen=0)
             self.progress.update(result.step, result.epoch + 1)
             if every != "epoch" and result.step % every == 0:
                 self._check()
@@ -315,8 +314,7 @@ class Trainer:
         settings, asked = self.settings, self.result.engine or self.settings.engine
         if not self.chosen:
             if asked != "eager" or settings.concurrent_members is not None:
-                left = self.total_steps - self.result.step
-                self.engine = choose_engine(asked, self.step, self.state, size, left)
+                self.engine = choose_engine(asked, self.step, self.state, size, self.total_steps - self.result.step)
             self.chosen, self.result.engine = True, "eager" if self.engine is None else self.engine.name
         return self.engine
 
@@ -360,7 +358,8 @@ class Trainer:
         if self.folder is not None and self.writes:
             self.result.history.save(self.folder.folder / "history.csv")
         values = {name: mean_of(v) for name, v in per_member.items()} | whole
-        self.progress.values({name: value for name, value in values.items() if name not in NOT_SHOWN})
+        self.progress.values(values)
+        self._reduce_rate(values)
         self._select(values, per_member)
         self._swap_averages()
         if self.settings.callback is not None:
@@ -408,8 +407,7 @@ class Trainer:
 
     def _not_finite(self) -> list[int]:
         """Return the places of members whose loss or weights are no longer finite."""
-        count = self.members.num_trained
-        bad = torch.zeros(count, dtype=torch.bool, device=self.state.index.device)
+        bad = torch.zeros(self.members.num_trained, dtype=torch.bool, device=self.state.index.device)
         if (losses := self.state.sums.get("loss")) is not None:
             bad |= ~torch.isfinite(losses)
         for block in (block for block in self.blocks if block.flat.numel()):
@@ -443,14 +441,17 @@ class Trainer:
             values.copy_(average["mean"])
             average["mean"].copy_(held)
 
+    def _reduce_rate(self, values: Mapping[str, float]) -> None:
+        """Train more slowly, if the schedule says so, where the validation loss has not fallen for long."""
+        schedule = self.settings.schedule
+        if isinstance(schedule, Plateau):
+            self.plateau.see(values["ensemble_loss"], self.result.step)
+            if self.plateau.stale >= schedule.patience:
+                self.state.plateau.fill_(max(float(self.state.plateau) * schedule.factor_each, schedule.floor))
+                self.plateau.stale = 0
+
     def _select(self, values: Mapping[str, float], per_member: Mapping[str, list[float]]) -> None:
         settings = self.settings
-        if isinstance(settings.schedule, Plateau):
-            self.plateau.see(values["ensemble_loss"], self.result.step)
-            if self.plateau.stale >= settings.schedule.patience:
-                scale = max(float(self.state.plateau) * settings.schedule.factor_each, settings.schedule.floor)
-                self.state.plateau.fill_(scale)
-                self.plateau.stale = 0
         if settings.select is None:
             return
         found = per_member[settings.select] if settings.per_member else [values[settings.select]]
@@ -462,7 +463,7 @@ class Trainer:
         now = self.state.weights()
         if self.good is None or (better and not settings.per_member):
             self.good = copies_of(now)
-        elif settings.per_member:
+        else:
             for place in better:
                 self._copy_member(place, now, self.good)
         self._leave_stopped()
@@ -530,7 +531,8 @@ class Trainer:
         folder.save("last", self.result.step, tensors, facts, final, mesh)
 
     def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        assert self.folder is not None
+        if self.folder is None:
+            return None
         # Of the network as it came: a backbone may change something in a pass, and hashing it takes time.
         settings = fingerprint(self.settings, self.objective, self.feed, self.streams, self.validation)
         self.identity = {"architecture": architecture(self.members), "settings": settings}

@@ -20,12 +20,6 @@ from dissensus.objectives.losses import errors, weighted_mean
 from dissensus.randomness import seeded
 from dissensus.training.history import Row
 
-# Of what a history holds, what a line of progress has no room for.
-NOT_SHOWN = (
-    *("seconds", "lr_factor", "colluding", "train_member_error", "train_ensemble_error"),
-    *("validation_member_error", "validation_ensemble_error", "validation_diversity"),
-)
-
 # A sample large enough for two digits, and outputs of it that take no time beside an epoch.
 _LARGEST_SAMPLE = 1024
 _SMALLEST_SAMPLE = 64
