@@ -249,7 +249,9 @@ def _add_rows(keyed: APIRouter, service: Service) -> None:
         if not isinstance(members, bool):
             raise BadInput('"members" must be true or false.')
         rows = asked.get("rows")
-        _check_rows(len(rows) if isinstance(rows, list) else 1, service)
+        if not isinstance(rows, list) or not rows:
+            raise BadInput('"rows" must be a list of at least one row.')
+        _check_rows(len(rows), service)
         found = await _predict(request, service, service.model.read_rows(rows), limit)
         return _json({"rows": service.model.answers(found, members)})
 
