@@ -179,7 +179,7 @@ def _instance(kind: Any) -> Wanted:
     """Read objects of a class; of protocols and data, which comes in many forms, anything."""
     torch = sys.modules.get("torch")
     if torch and kind is torch.Tensor:
-        return _that(lambda value: is_tensor(value) and _holds_numbers(value)), _TENSOR
+        return _that(_is_real_tensor), _TENSOR
     if torch and kind is torch.nn.Module:
         return _of(kind), "an nn.Module (a network)"
     data = (torch.utils.data.Dataset, torch.utils.data.DataLoader) if torch else ()
@@ -265,6 +265,10 @@ def _is_array(value: Any) -> bool:
 def is_tensor(value: Any) -> bool:
     """Return whether this is a torch tensor, without importing torch."""
     return (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor)
+
+
+def _is_real_tensor(value: Any) -> bool:
+    return is_tensor(value) and _holds_numbers(value)
 
 
 def _holds_numbers(array: Any) -> bool:

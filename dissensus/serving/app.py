@@ -249,7 +249,9 @@ def _add_rows(keyed: APIRouter, service: Service) -> None:
         if not isinstance(members, bool):
             raise BadInput('"members" must be true or false.')
         rows = asked.get("rows")
-        _check_rows(len(rows) if isinstance(rows, list) else 1, service)
+        if not isinstance(rows, list) or not rows:
+            raise BadInput('"rows" must be a list of at least one row.')
+        _check_rows(len(rows), service)
         found = await _predict(request, service, service.model.read_rows(rows), limit)
         return _json({"rows": service.model.answers(found, members)})
 
@@ -307,16 +309,12 @@ async def _read(request: Request, service: Service) -> dict[str, Any]:
     except ClientDisconnect:
         raise HTTPException(400, "The request ended before it was whole.") from None
     try:
-        asked = json.loads(body, parse_constant=_not_a_number)
+        asked = json.loads(body, parse_constant=int)  # which NaN and Infinity are not
     except (ValueError, RecursionError):
         raise BadInput("The request is not JSON, whose numbers are finite; NaN and Infinity are none.") from None
     if not isinstance(asked, dict):
         raise BadInput(f"A request is a JSON object; got {type(asked).__name__}.")
     return asked
-
-
-def _not_a_number(text: str) -> float:
-    raise ValueError(text)
 
 
 def _tensors(asked: dict[str, Any], service: Service) -> tuple[Arrays, float | None]:
@@ -325,8 +323,8 @@ def _tensors(asked: dict[str, Any], service: Service) -> tuple[Arrays, float | N
     if not _are_objects(given):
         raise BadInput('"inputs" must be a list of tensors, each with "name", "shape", "datatype" and "data".')
     named = {str(each.get("name")): each for each in given}
-    fields, rest = service.model.inputs, named.keys() - {"limit"}
-    if rest != set(fields) or len(given) != len(named):
+    fields = service.model.inputs
+    if named.keys() - {"limit"} != fields.keys() or len(given) != len(named):
         raise BadInput(
             f"The inputs are {', '.join(map(repr, fields))}, each once; got {', '.join(map(repr, named)) or 'none':.200}."
         )
@@ -377,7 +375,7 @@ async def _predict(request: Request, service: Service, feed: Arrays, limit: floa
     """Return the outputs; flags of another limit than the file's own come by the same comparison."""
     found = await service.batcher.submit(feed)
     request.scope["dissensus.rows"] = len(found["prediction"])
-    return found if limit is None or "p_value" not in found else found | {"flag": found["p_value"] <= np.float32(limit)}
+    return found if limit is None else found | {"flag": found["p_value"] <= np.float32(limit)}
 
 
 def _check_rows(rows: int, service: Service) -> None:

@@ -140,10 +140,8 @@ class Model:
         """Return the outputs of a batch."""
         return self._session.run(feed)
 
-    def read_rows(self, rows: Any) -> Arrays:
-        """Return the inputs of `/score`: a list of rows, each an array, or an object of columns or of inputs."""
-        if not isinstance(rows, list) or not rows:
-            raise BadInput('"rows" must be a list of at least one row.')
+    def read_rows(self, rows: list[Any]) -> Arrays:
+        """Return the inputs of `/score`: one row or more, each an array, or an object of columns or of inputs."""
         if self.table is not None:
             return {"x": self._encode(rows)}
         if len(self.inputs) == 1 and not isinstance(rows[0], dict):
