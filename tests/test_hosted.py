@@ -176,7 +176,7 @@ class TestRoom:
 
 
 def hosted_rows(path):
-    from dissensus.data.arrays import rows_of
+    from dissensus.data.trees import rows_of
 
     return rows_of(np.load(path, mmap_mode="r"), "x")
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import dissensus as ds
-from dissensus.data.arrays import OnDisk, as_tensor, rows_of
 from dissensus.data.sources import arrays_of, check_pair
+from dissensus.data.trees import OnDisk, as_tensor, rows_of
 
 
 @pytest.fixture(params=["f4", "f8", "i4", "u1", "f2"])
@@ -75,7 +75,7 @@ def test_changes_that_only_the_map_has_are_kept(tmp_path):
 
 
 def test_rows_that_are_not_finite_are_found_wherever_they_are(tmp_path, monkeypatch):
-    monkeypatch.setattr("dissensus.data.arrays._AT_ONCE", 4 * 3 * 7)
+    monkeypatch.setattr("dissensus.data.trees._AT_ONCE", 4 * 3 * 7)
     values = np.zeros((50, 3), np.float32)
     values[[20, 44], 1] = np.nan
     np.save(tmp_path / "x.npy", values)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dissensus._files import replace_file
-from dissensus.data.arrays import OnDisk
 from dissensus.data.fingerprints import network_digest, sum_of_rows
+from dissensus.data.trees import OnDisk
 from dissensus.randomness import signed
 
 # 2: hashes that see signs, and targets in them.

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from dissensus.data import images
-from dissensus.data.arrays import as_tensor
 from dissensus.data.frames import check_not_a_pipe, label_indices, read_table, target_of
 from dissensus.data.images import Layout, Size
 from dissensus.data.tables import TableEncoder, shown
+from dissensus.data.trees import as_tensor
 
 __all__ = ["TABLE_ENDINGS", "TAR_ENDINGS", "Loaded", "Options", "load"]
 

@@ -19,10 +19,21 @@ from torch.utils.data import (
     default_collate,
 )
 
-from dissensus.data.arrays import OnDisk, Rows, as_tensor, rows_at_once, tree_rows
 from dissensus.data.features import CachedFeatures
 from dissensus.data.fingerprints import Fingerprint
-from dissensus.data.trees import Batch, Tree, batch_of, is_tree, join_rows, plain
+from dissensus.data.trees import (
+    Batch,
+    OnDisk,
+    Rows,
+    Tree,
+    as_tensor,
+    batch_of,
+    is_tree,
+    join_rows,
+    plain,
+    rows_at_once,
+    tree_rows,
+)
 from dissensus.randomness import derive, each_seeded, seeded
 
 Array: TypeAlias = Tensor | np.ndarray

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dissensus._signatures import checked, whole_number
-from dissensus.data.arrays import as_tensor
 from dissensus.data.sources import Array, device_of
-from dissensus.data.trees import Output, Tree
+from dissensus.data.trees import Output, Tree, as_tensor
 from dissensus.members.deep_ensemble import DeepEnsemble, OnDeepEnsemble
 from dissensus.members.members import Keys, Members, View, under
 from dissensus.members.shared import fastest_layout

@@ -37,7 +37,7 @@ from dissensus.members.stacking import (
     why_not_one_program,
     why_not_vectorised,
 )
-from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, rewind_dropout
+from dissensus.nets.dropout import KeyedDropout, dropout_keys, key_dropout, plain_dropout, rewind_dropout
 from dissensus.randomness import derive, seeded
 
 # Operations of one member on a batch from which on, on a CPU, that is so: 0.6 to 0.8 of the time together with 13 million and
@@ -129,6 +129,7 @@ class DeepEnsemble(Members):
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
         nets = [key_dropout(twin(net)) for net in nets]
         self._embeds, self._recurs = has_layer(nets, nn.Embedding), has_layer(nets, nn.RNNBase)
+        self._drops = has_layer(nets, KeyedDropout)
         # Why one member's module is not every member's, tensors apart; None if it is.
         self.why_different: str | None = "members have different architectures"
         if can_stack(nets):
@@ -248,15 +249,21 @@ class DeepEnsemble(Members):
         net = self.net
         if net is None:
             raise ValueError("Members of different architectures cannot run vectorised. Leave `execution` at 'auto'.")
-        stacked = under("net.", tensors) | dropout_keys(net, keys)
+        stacked = under("net.", tensors) | (dropout_keys(net, keys) if self._drops else {})
 
         def run_one(one: dict[str, Tensor], batch: Any) -> Any:
-            return pick(call(lambda *parts, **named: functional_call(net, one, parts, named), batch), self.picks)
+            # One tensor in and one out is all there is to it; the probe has called it as any other network.
+            if isinstance(batch, Tensor):
+                returned = functional_call(net, one, (batch,))
+            else:
+                returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
+            return returned if isinstance(returned, Tensor) and self.output is None else pick(returned, self.picks)
 
         mended = self._embeds or torch.is_autocast_enabled(x.device.type)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
             outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
-        rewind_dropout(net)
+        if self._drops:
+            rewind_dropout(net)
         return outputs
 
     def _run_loop(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys, random: bool) -> Tensor:

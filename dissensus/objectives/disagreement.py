@@ -15,10 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from dissensus._checks import compute_dtype
 from dissensus._signatures import checked, real_number, whole_number
-from dissensus.data.arrays import as_tensor
 from dissensus.data.features import CachedFeatures, content_of
 from dissensus.data.sources import Array, Inputs
-from dissensus.data.trees import join_rows
+from dissensus.data.trees import as_tensor, join_rows
 from dissensus.members import View
 from dissensus.objectives.likelihoods import LIKELIHOODS, check_class_weights, class_weighted, full, smooth_labels
 from dissensus.objectives.losses import class_labels

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dissensus._checks import check_logits_shape
 from dissensus._signatures import checked, real_number
-from dissensus.data.arrays import as_tensor
 from dissensus.data.features import CachedFeatures
 from dissensus.data.sources import Array, all_inputs, check_pair
+from dissensus.data.trees import as_tensor
 from dissensus.members import View
 from dissensus.objectives.disagreement import DrawsMembers, Orientation, PairTerm, divdis
 from dissensus.objectives.likelihoods import LIKELIHOODS, full

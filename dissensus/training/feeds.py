@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from dissensus.data.arrays import Rows
 from dissensus.data.fingerprints import digest_of, row_hashes
 from dissensus.data.sources import triple_of
-from dissensus.data.trees import join_rows
+from dissensus.data.trees import Rows, join_rows
 from dissensus.randomness import bits, derive, fold, permutation, seeded
 
 # A batch or whole data: inputs, targets, and weights where there are any; each a tensor, inputs also a tree of them.

@@ -15,12 +15,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from dissensus._machine import threads_for
 from dissensus._signatures import checked, refuse
 from dissensus.data import sources
-from dissensus.data.arrays import Rows
 from dissensus.data.augment import Augmentation
 from dissensus.data.features import CachedFeatures
 from dissensus.data.files import Loaded, as_data
 from dissensus.data.sources import Pairs, Triple, device_named, device_of
-from dissensus.data.trees import Batch, describe
+from dissensus.data.trees import Batch, Rows, describe
 from dissensus.engines.watching import look_at
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
