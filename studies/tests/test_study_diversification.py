@@ -96,7 +96,7 @@ SHOWN = {
 
 def record_of(setting):
     made = {"backbone": fake_backbone, "spurious": fake_spurious}.get(setting.kind, fake)(setting)
-    return {**made, "device": "a CPU", "arm_seconds": 1.0}
+    return {**made, "arm_seconds": 1.0}
 
 
 def test_the_page_has_claims_a_figure_and_every_arm(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,14 +110,8 @@ def load_images(
 
     The folder (or `images/` in it) holds the known set in one of the layouts of `find_files`, files of arrays or folders such as
     `imagenet/train/<class>/` and `imagenet/val/<class>/`. Images become 3 x 32 x 32. Unknown sets are found by name; missing ones
-    are listed, and no error.
-
-    Args:
-        data: The folder; None for handwritten digits (0 to 7 known, 8 and 9 near, photographs far).
-        quick: Take at most 1000 images of each kind.
-        known: Name of the known set; "cifar10", or the only one in files, by default. Without a folder there is only "digits".
-        limit: Train on so many images, and take at most as many of each other set.
-        validation: How many of the first training images to hold out; a fifth if there are fewer than five times as many.
+    are listed, and no error. `quick`, `known` and `limit` are those of `Options`; `validation` is how many of the first training images
+    to hold out, a fifth if there are fewer than five times as many.
 
     Example:
         >>> sets = load_images(None, limit=200)
@@ -139,7 +132,7 @@ def load_images(
     folder = image_folder(Path(data))
     known, files = _known(folder, known)
     rows = None if limit is None else limit + min(limit, validation)
-    train, test, notes = read_set(_first_files(files, rows))
+    train, test, notes = read_set(files)
     assert test is not None
     if files.train[0].is_dir():
         # Folders come class by class; the first images are to be of all classes.
@@ -189,19 +182,6 @@ def _known(folder: Path, known: str | None) -> tuple[str, Files]:
         f"{folder} must hold the training and test images of {known or 'one set'}; {there}. "
         "Put <name>_train.npz and <name>_test.npz there, and choose one by its name with `known`."
     )
-
-
-def _first_files(files: Files, rows: int | None) -> Files:
-    """Return no more of a set's training files than hold so many images: to unpack one takes seconds."""
-    if rows is None or len(files.train) == 1:
-        return files
-    kept, count = [], 0
-    for path in files.train:
-        if count < rows:
-            kept.append(path)
-        with np.load(path, allow_pickle=False) as arrays:
-            count += len(arrays["y"])
-    return Files(kept, files.test)
 
 
 def _unknown_suite(known: str) -> Suite:
