@@ -130,7 +130,7 @@ def _backbone(setting: Setting, material: Material) -> Record:
     assert trained is not None
     assert labels is not None
     detectors = detector_record(features.train.resident(material.device), labels, features.judged)
-    size = f"{trained['classes']} classes, {trained['images']} images, {features.width} features"
+    size = f"{trained['classes']} classes, {trained['images']} images, {features.judged.test.shape[1]} features"
     return {**trained, "detectors": detectors, "line": f"{size}, {trained['training']['seconds']:.1f} s"}
 
 
@@ -162,7 +162,7 @@ def _values(entry: Any) -> Any:
 def train_heads(setting: Setting, features: Features, material: Material) -> tuple[DeepEnsemble, Run, Record]:
     """Return trained heads on features, the run, and what else is to be kept of it."""
     train, hidden = features.train, [features.hidden] * (setting.layers - 1)
-    make = partial(mlp, features.width, hidden, features.num_classes, activation=nn.GELU)
+    make = partial(mlp, features.judged.test.shape[1], hidden, features.num_classes, activation=nn.GELU)
     heads = DeepEnsemble(make, setting.num_members, setting.seed)
     chosen: dict[str, Any] = {
         "lr": HEAD_RATE,

@@ -60,11 +60,6 @@ class Features:
     validation: tuple[Tensor, Tensor] | None = None  # For guards that look at held-out data.
     record: Record | None = None  # Of the backbone's training, if it was trained here.
 
-    @property
-    def width(self) -> int:
-        """Numbers an image."""
-        return int(self.judged.test.shape[1])
-
 
 def features_of(backbone: nn.Module, x: Tensor, *, device: torch.device, batch_size: int = 1024) -> Tensor:
     """Return what a backbone says of images, on the device."""

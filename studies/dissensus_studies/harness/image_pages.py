@@ -23,7 +23,7 @@ def with_interval(value: Sequence[float | None] | None) -> str | None:
     return middle if None in ends or not ends else f"{middle}\u00a0[{ends[0]},\u00a0{ends[1]}]"
 
 
-def at(*keys: str) -> Callable[[Record], Any]:
+def at(*keys: str) -> Callable[[Any], Any]:
     """Return what reads a place of a record, keys one inside the other; it gives None where there is nothing."""
     return lambda record: reduce(lambda found, key: (found or {}).get(key), keys, record)
 

@@ -84,10 +84,6 @@ class ImageSets:
         )
         return (x.float() / 255 - shift) / scale
 
-    def identity(self, *, epochs: int | None, limit: int | None, quick: bool) -> dict[str, object]:
-        """Return the settings under which arms are the same arms: others begin anew."""
-        return {"data": self.name, "epochs": epochs, "limit": limit, "quick": quick, "images": len(self.train.x)}
-
     def describe(self) -> list[tuple[str, str, int | None, str]]:
         """Return a row for each set: name, what it is, number of images, remark."""
         rows: list[tuple[str, str, int | None, str]] = [

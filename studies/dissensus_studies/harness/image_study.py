@@ -45,10 +45,10 @@ class Work(Options):
 
     @property
     def identity(self) -> dict[str, object]:
-        """The settings under which arms are the same arms."""
-        further = {"backbone": self.backbone, "seconds": self.seconds}
-        common = self.sets.identity(epochs=self.epochs, limit=self.limit, quick=self.quick)
-        return common | {name: value for name, value in further.items() if value is not None}
+        """The settings under which arms are the same arms: others begin anew."""
+        asked = {name: getattr(self, name) for name in ("epochs", "limit", "quick", "backbone", "seconds")}
+        found = {"data": self.sets.name, **asked, "images": len(self.sets.train.x)}
+        return {name: value for name, value in found.items() if value is not None or name in ("epochs", "limit")}
 
 
 @dataclass(frozen=True)
