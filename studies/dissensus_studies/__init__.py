@@ -31,11 +31,9 @@ class Study:
     def run(
         self, output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None, **options: Any
     ) -> Path:
-        """Run the experiment; return the path of its page.
+        """Run the experiment into a folder; return the path of its page.
 
-        `output` is the folder for results, figures and the page; `quick` a smaller version, to see that it runs; `seed` decides all
-        that is random; `data` is the folder with real data. `options` are further arguments of the study's `run`, such as `epochs`,
-        `minutes`, `arms` or `setting`; one that it does not have is refused.
+        `data` is the folder with real data; `options` are further ones of the study, which refuses those that it does not have.
         """
         run = import_module(self.module).run
         taken = signature(run).parameters

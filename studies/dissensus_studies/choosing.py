@@ -159,9 +159,7 @@ def train_and_measure(setting: Setting, work: Work) -> Record:
     train = partial(_train, setting, sets, elsewhere, transform)
     budget = work.seconds or (QUICK_SECONDS if quick else SECONDS)
 
-    def network() -> nn.Module:
-        return (small_network if quick else resnet18)(sets.num_classes)
-
+    network = partial(small_network if quick else resnet18, sets.num_classes)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     if setting.kind == "heads":
@@ -295,9 +293,8 @@ def page(work: Work, found: Arms) -> Page:
         alt = "negative log-likelihood against the cost of a prediction"
         return [Section("Kinds and objectives", table, outputs.picture("choosing_pareto", pareto(points), alt))]
 
-    screen = (table.columns, table.rows)
     remarks = [f"A2D disagrees on {name}, which no arm is judged by." for name in work.sets.ood if name not in sets.ood]
-    return Page([], "", sections, screen, remarks, {"sets": sets.describe()}, {"seconds": budget})
+    return Page([], "", sections, table, remarks, {"sets": sets.describe()}, {"seconds": budget})
 
 
 def _done(arms: Sequence[Arm], output: Path, *, settings: Record, **asked: Any) -> Arms:

@@ -34,7 +34,7 @@ from dissensus_studies.harness.image_arms import (
     save_outputs,
     summary_line,
 )
-from dissensus_studies.harness.image_pages import arms_table
+from dissensus_studies.harness.image_pages import arms_table, at
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.statistics import Summary, ece_floor
 
@@ -303,7 +303,7 @@ def page(work: Work, found: Arms) -> Page:
             *(drawing.section(outputs) for drawing in _drawings(families, measured_laws)),
             Section("All arms", *_tables(families, found)),
         ],
-        (("arm", *NUMBERS), rows),
+        Table(("arm", *NUMBERS), rows),
         [_HOW],
         {"laws": measured_laws},
     )
@@ -337,7 +337,7 @@ def _tables(families: Families, found: Arms) -> list[Table]:
         "ECE of a member": itemgetter("member_ece"),
         "parameters": itemgetter("parameters"),
         "of a member": itemgetter("member_parameters"),
-        "s": lambda record: record["training"]["seconds"],
+        "s": at("training", "seconds"),
     }
     repeated = {name: own for name, own in families.items() if len(own) > 1}
     rows = [

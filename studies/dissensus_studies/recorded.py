@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.statistics import Summary
 
 if TYPE_CHECKING:
     import matplotlib.figure
-
-Record = dict[str, Any]
 
 # What pages say around their tables.
 TEMPLATES = Path(__file__).parents[1] / "pages"

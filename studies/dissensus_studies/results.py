@@ -25,6 +25,7 @@ from dissensus_studies.collusion import images, theory
 from dissensus_studies.deep_ensembles.regression import DRAWN, count_figure
 from dissensus_studies.deep_ensembles.uci import change_figure
 from dissensus_studies.diversification.figures import baseline_figure, trade_figure
+from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.figures import Line, Panel, draw, pareto, save_figure, sweeps
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 from dissensus_studies.recorded import (
@@ -50,10 +51,8 @@ RECORDS, PAGES = STUDIES / "records", STUDIES.parent / "docs" / "results"
 Verdict = Literal["reproduced", "not reproduced", "within noise", "not tested at the document's length"]
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 
-Record = dict[str, Any]
-
 # Of an arm's record: what is on the line itself, curves, examples, and what is too long for what it says.
-_LEFT_OUT = ("line", "made", "arm_seconds", "history", "corruption", "fpr95", "risk_coverage", "pds")
+_LEFT_OUT = ("line", "made", "arm_seconds", "history", "corruption", "pds")
 
 # The figure of each page that shows its verdicts; it stands at the top, the others where the text speaks of them.
 FIGURES = {

@@ -96,7 +96,7 @@ SHOWN = {
 
 def record_of(setting):
     made = {"backbone": fake_backbone, "spurious": fake_spurious}.get(setting.kind, fake)(setting)
-    return {**made, "device": "a CPU", "arm_seconds": 1.0}
+    return {**made, "arm_seconds": 1.0}
 
 
 def test_the_page_has_claims_a_figure_and_every_arm(tmp_path, monkeypatch):
@@ -104,7 +104,8 @@ def test_the_page_has_claims_a_figure_and_every_arm(tmp_path, monkeypatch):
     arms = [setting for setting in settings_of(False, 0) if setting.name in wanted]
     assert {setting.name for setting in arms} == wanted
     monkeypatch.setattr(study, "settings_of", lambda quick, seed: arms)
-    identity = load_images(None, quick=True, limit=64).identity(epochs=1, limit=64, quick=True)
+    sets = load_images(None, quick=True, limit=64)
+    identity = Work(tmp_path, quick=True, epochs=1, limit=64, sets=sets).identity
     lines = [{"arm": each.name, "settings": identity, "record": record_of(each)} for each in arms]
     (tmp_path / "arms.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     page = study.run(tmp_path, quick=True, epochs=1, limit=64, minutes=0).read_text(encoding="utf-8")

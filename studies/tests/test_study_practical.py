@@ -98,9 +98,9 @@ def test_a_summary_has_mean_standard_error_and_median():
     ("cases", "verdict"),
     [
         (["lower", "lower"], "reproduced"),
-        (["lower", "higher"], "reproduced for case 0 only"),
+        (["lower", "higher"], "reproduced for case 0; not reproduced for case 1"),
         (["unresolved", "unresolved"], "unresolved"),
-        (["unresolved", "higher"], "not reproduced"),
+        (["unresolved", "higher"], "unresolved for case 0; not reproduced for case 1"),
     ],
 )
 def test_claims_are_judged_over_all_their_cases(cases, verdict):

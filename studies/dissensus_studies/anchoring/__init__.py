@@ -23,7 +23,7 @@ from dissensus_studies.anchoring.arms import ANCHORS, EPOCHS, SCORES, SHORT, Anc
 from dissensus_studies.harness.arm_log import Arms, Record, print_now
 from dissensus_studies.harness.claims import Claim, claims_table, over_cases
 from dissensus_studies.harness.figures import Drawing, sweep
-from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
+from dissensus_studies.harness.image_pages import arms_table, at, auroc_tables
 from dissensus_studies.harness.image_sets import image_folder
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.labelled import SHAPE, Images
@@ -89,9 +89,9 @@ def mean_adaptation(record: Record) -> Value:
     return [mean, mean - half, mean + half]
 
 
-CLEAN = Quality("test accuracy", lambda record: record["test"]["accuracy"], 0.0)
-ROBUSTNESS = Quality("corruption accuracy", lambda record: record["corrupted"]["all"]["accuracy"], 0.022)
-CALIBRATION = Quality("smooth ECE under corruption", lambda record: record["corrupted"]["all"]["smooth_ece"], 0.015)
+CLEAN = Quality("test accuracy", at("test", "accuracy"), 0.0)
+ROBUSTNESS = Quality("corruption accuracy", at("corrupted", "all", "accuracy"), 0.022)
+CALIBRATION = Quality("smooth ECE under corruption", at("corrupted", "all", "smooth_ece"), 0.015)
 DETECTION = Quality("mean AUROC", mean_auroc, 0.022)
 PROBES = Quality("adaptation accuracy", mean_adaptation)
 QUALITIES = (CLEAN, ROBUSTNESS, CALIBRATION, DETECTION, PROBES)
@@ -159,10 +159,8 @@ def _judged(
         gains = [{"higher": gain, "lower": -gain, "kept": gain + KEPT}[expected] for gain in gains]
         told = [None if abs(gain) <= noise else gain > 0 for gain, noise in zip(gains, noises, strict=True)]
         holds = dict(zip((f"{base} to {other}" for base, other in pairs), told, strict=True))
-        numbers, runs = (
-            "; ".join(f"{row} {mean:.4f}" for row, mean in means.items()),
-            min(len(rows[row]) for row in means),
-        )
+        numbers = "; ".join(f"{row} {mean:.4f}" for row, mean in means.items())
+        runs = min(len(rows[row]) for row in means)
         text = f"{numbers} ({runs} run{'s' if runs > 1 else ''}, noise of a difference up to {max(noises):.4f})"
         yield Claim(statement, text, over_cases(holds))
 
@@ -273,7 +271,6 @@ def page(work: Work, found: Arms) -> Page:
         by_severity(records, "smooth_ece", "Smooth ECE under corruption, mean over corruptions and runs"),
     ]
     adapted = tasks_table(tasks, found)
-    rows = [[name, *(read(record) for read in _QUALITIES.values())] for name, record in same.items()]
     return Page(
         claims,
         _JUDGED,
@@ -284,7 +281,7 @@ def page(work: Work, found: Arms) -> Page:
             Section("All arms", *([Text(*notes)] if notes else []), *arms_tables(found, compared)),
             Section("Sets to adapt to", Text(_PROBES), adapted),
         ],
-        (("arm", "accuracy", "corrupted", "smooth ECE", "AUROC", "adaptation"), rows),
+        arms_table(same, _QUALITIES),
         [_HOW],
         {"tasks": {name: list(task.notes) for name, task in tasks.found.items()}, "tasks_missing": dict(tasks.missing)},
         {"score": SCORES[0], "anchors": [1, ANCHORS]},
@@ -322,20 +319,13 @@ def by_row(found: Arms) -> dict[Row, list[Record]]:
 
 def arms_tables(found: Arms, compared: Arms) -> list[Table]:
     """Return a table of all arms, with means over the sets that all of them have (`compared`), and one for each score."""
-    reads = {each.name: each.read for each in QUALITIES}
-    reads["smooth ECE"] = lambda record: record["test"].get("smooth_ece", [None])
-    reads[f"mean AUROC, {ANCHORS} references"] = lambda record: mean_auroc(record.get("anchors", {"auroc": {}}))
-    columns: dict[str, Callable[[Record], object]] = {name: _in_text(read) for name, read in reads.items()}
-    columns["s"] = lambda record: record["training"]["seconds"]
-    scored = {score: auroc_columns(found.done, score) for score in SCORES}
-    return [
-        arms_table(compared.done, columns, "Intervals are 95 % over images."),
-        *(arms_table(found.done, own, f"AUROC of {score}, one reference") for score, own in scored.items() if own),
-    ]
-
-
-def _in_text(read: Callable[[Record], Value]) -> Callable[[Record], object]:
-    return lambda record: with_interval(read(record))
+    columns: dict[str, Callable[[Record], object]] = {each.name: each.read for each in QUALITIES}
+    columns["smooth ECE"] = at("test", "smooth_ece")
+    columns[f"mean AUROC, {ANCHORS} references"] = lambda record: mean_auroc(record.get("anchors", {"auroc": {}}))
+    columns["s"] = at("training", "seconds")
+    scored = {score: f"AUROC of {score}, one reference" for score in SCORES}
+    table = arms_table(compared.done, columns, "Intervals are 95 % over images.")
+    return [table, *auroc_tables(found.done, scored)]
 
 
 def tasks_table(tasks: Tasks, found: Arms) -> Table:

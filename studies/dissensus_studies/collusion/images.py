@@ -22,7 +22,7 @@ from dissensus.objectives import Joint, decompose
 from dissensus.training import Run
 from dissensus.training.validation import validate
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, file_name
-from dissensus_studies.harness.claims import Claim
+from dissensus_studies.harness.claims import Case, Claim
 from dissensus_studies.harness.figures import sweep
 from dissensus_studies.harness.image_arms import (
     fit_images,
@@ -33,7 +33,7 @@ from dissensus_studies.harness.image_arms import (
     save_outputs,
     summary_line,
 )
-from dissensus_studies.harness.image_pages import arms_table, auroc_columns, with_interval
+from dissensus_studies.harness.image_pages import arms_table, at, auroc_tables
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work
 from dissensus_studies.harness.statistics import Estimate, Summary
 from dissensus_studies.recorded import as_floats
@@ -186,7 +186,6 @@ def diagnosis(logits: Tensor, labels: Tensor, average: Literal["probs", "scores"
 
 
 Family = Mapping[float, Sequence[Record]]
-Case = tuple[str, bool | None]
 
 _JUDGED = (
     "A difference within two standard errors (over runs; for a single run over test images) counts as unresolved. Diversity and gaps "
@@ -207,7 +206,6 @@ _FIGURES = {
 }
 _KEYS = {"accuracy": "accuracy", "mean member": "member_accuracy", "ERR": "ensemble_error", "diversity": "diversity"}
 _NUMBERS: Mapping[str, Callable[[Record], float]] = {name: itemgetter(key) for name, key in _KEYS.items()}
-_VERDICTS = {"reproduced": True, "unresolved": None, "not reproduced": False}
 
 
 def estimate(records: Sequence[Record], name: str) -> Estimate:
@@ -237,14 +235,7 @@ def image_claims(families: Mapping[str, Family], gaps: Mapping[str, Family], dro
         ("The small network has its lowest test error between 0 and 1.", small, _between),
     )
     judged = [(text, {name: judge(found) for name, found in own.items()}) for text, own, judge in statements if own]
-    return [*(_over_cases(*each) for each in judged), *_dropout_claims(dropped)]
-
-
-def _over_cases(statement: str, cases: Mapping[str, Case]) -> Claim:
-    parts = {word: [name for name, (_, own) in cases.items() if own is holds] for word, holds in _VERDICTS.items()}
-    said = {word: f"{word} for {', '.join(names)}" for word, names in parts.items() if names}
-    measured = "; ".join(f"{name}: {text}" for name, (text, _) in cases.items())
-    return Claim(statement, measured, "; ".join(said.values() if len(said) > 1 else said))
+    return [*(Claim.over(*each) for each in judged), *_dropout_claims(dropped)]
 
 
 def _worst(family: Family, name: str, choose: Callable[..., float]) -> Case:
@@ -331,12 +322,11 @@ def page(work: Work, found: Arms) -> Page:
         title, along = "Leaving members out of training batches", "share left out"
         caption = "As the document's figure 18: β = 1; int(p M) members, drawn anew, are left out of every batch."
         drawings.append(sweep("collusion_dropout", title, _points(dropped), _NUMBERS, along, caption=caption))
-    rows = [[name, *(read(record) for read in _NUMBERS.values())] for name, record in found.done.items()]
     return Page(
         image_claims(sweeps, gaps, dropped),
         _JUDGED,
         lambda outputs: [*(each.section(outputs) for each in drawings), Section("All arms", *_tables(found))],
-        (("arm", *_NUMBERS), rows),
+        arms_table(found.done, _NUMBERS),
         [_HOW],
     )
 
@@ -352,8 +342,10 @@ def _points(family: Family) -> list[tuple[str, float, Record]]:
 def _by_epoch(record: Record) -> list[tuple[float, Record]]:
     """Return epochs, from 1, and the errors of a gap arm after each."""
     clean, history = record["training"]["clean"], record["training"]["history"]
-    curves = {"gap": gaps_of(record), "training error": clean["ensemble_error"], "test error": history["ensemble_loss"]}
-    curves |= {
+    curves = {
+        "gap": gaps_of(record),
+        "training error": clean["ensemble_error"],
+        "test error": history["ensemble_loss"],
         "members on training images": clean["member_error"],
         "members on test images": history["validation_loss"],
     }
@@ -378,25 +370,22 @@ def _sorted_out(found: Arms) -> tuple[dict[str, Family], dict[str, Family], Fami
 
 def _tables(found: Arms) -> list[Table]:
     columns: dict[str, Callable[[Record], object]] = {
-        "accuracy": lambda record: with_interval(record["test"]["accuracy"]),
-        "mean member": lambda record: with_interval(record["test"].get("member_accuracy")),
+        "accuracy": at("test", "accuracy"),
+        "mean member": at("test", "member_accuracy"),
         "ERR": itemgetter("ensemble_error"),
         "member error": itemgetter("member_error"),
         "diversity": itemgetter("diversity"),
-        "ECE": lambda record: with_interval(record["test"]["ece"]),
-        "diagnosis": lambda record: record.get("diagnosis", {}).get("verdict"),
-        "epochs": lambda record: record["training"]["epochs"],
-        "s": lambda record: record["training"]["seconds"],
+        "ECE": at("test", "ece"),
+        "diagnosis": at("diagnosis", "verdict"),
+        "epochs": at("training", "epochs"),
+        "s": at("training", "seconds"),
     }
     caption = (
         "Test images; intervals are 95 % over images. Accuracy and ECE are of averaged probabilities, ERR and diversity of what each "
         "arm averages; the diagnosis is that of the test outputs alone."
     )
-    scored = {score: auroc_columns(found.done, score) for score in ("bma", "mutual_information")}
-    return [
-        arms_table(found.done, columns, caption),
-        *(arms_table(found.done, own, f"AUROC of {score} for unknown images") for score, own in scored.items() if own),
-    ]
+    scored = {score: f"AUROC of {score} for unknown images" for score in ("bma", "mutual_information")}
+    return [arms_table(found.done, columns, caption), *auroc_tables(found.done, scored)]
 
 
 run = ImageStudy(

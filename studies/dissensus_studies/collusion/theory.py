@@ -35,7 +35,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     )
     outputs.sections += [*(drawing.section(outputs) for drawing in drawings()), Section("Numbers", *numbers)]
     outputs.results({"gamma": gammas, "steps": STEPS, "offsets": offsets})
-    print_table(columns, gammas)
+    print_table(numbers[0])
     return outputs.page(
         "Joint training, drawn",
         "Three facts behind learner collusion, in pictures: what beta means, where it must end, and why nobody notices.",

@@ -34,7 +34,7 @@ from dissensus.randomness import derive, permutation
 from dissensus.training import Run, fit
 from dissensus_studies.deep_ensembles.uci import find_sets
 from dissensus_studies.harness.arm_log import Arm, Record, run_arms
-from dissensus_studies.harness.claims import Claim, claims_table, over_cases
+from dissensus_studies.harness.claims import Case, Claim, claims_table
 from dissensus_studies.harness.figures import sweep
 from dissensus_studies.harness.outputs import Outputs, print_table
 from dissensus_studies.harness.statistics import Comparison
@@ -177,20 +177,15 @@ def train(split: Split, configuration: Configuration, beta: float, settings: Set
     Those of other betas differ in nothing else: member j of each starts with the same weights and all see the same batches.
     """
     widths = [configuration["hidden"]] * configuration["layers"]
-    recipe = {name: configuration[name] for name in ("lr", "batch_size", "weight_decay")}
+    recipe: dict[str, Any] = {name: configuration[name] for name in ("lr", "batch_size", "weight_decay")}
+    recipe |= {"optimizer": "adam", "device": "cpu", "progress": False, "objective": Joint(beta, "mse"), "seed": seed}
 
     def fit_joint(rows: Rows, epochs: int, **stopping: Any) -> Run:
         make = partial(mlp, rows.x.shape[1], widths, 1)
         ensemble = DeepEnsemble(make, configuration["num_members"], derive(seed, "start"))
         # Not "auto", which would compile for all epochs: it cannot know that runs end early.
-        recorded = len(rows.x) >= STEPS_WORTH_RECORDING * recipe["batch_size"]
-        how: dict[str, Any] = {
-            "optimizer": "adam",
-            "device": "cpu",
-            "engine": "captured" if recorded else "eager",
-            "progress": False,
-        }
-        return fit(ensemble, rows, objective=Joint(beta, "mse"), epochs=epochs, seed=seed, **recipe, **how, **stopping)
+        recorded = len(rows.x) >= STEPS_WORTH_RECORDING * configuration["batch_size"]
+        return fit(ensemble, rows, epochs=epochs, engine="captured" if recorded else "eager", **recipe, **stopping)
 
     run = fit_joint(split.train, settings.most_epochs, validation=split.validation, patience=PATIENCE)
     assert run.best is not None
@@ -268,20 +263,18 @@ def measure_run(name: str, run: int, problem: Rows, settings: Settings) -> Recor
 
 def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Record]:
     """Train one configuration for every beta and measure each ensemble on the test rows."""
-    rows = []
-    for beta in settings.betas:
-        trained = train(split, configuration, beta, settings, seed)
-        rows.append(
-            {
-                "beta": beta,
-                **measure(trained.test_outputs, split.test.y[:, 0], seed=seed),
-                "train_mse": float((trained.train_outputs.mean(0) - split.train.y[:, 0]).square().mean()),
-                "train_diversity": float(trained.train_outputs.var(0, correction=0).mean()),
-                "validation_mse": trained.validation_error,
-                "epochs": trained.epochs,
-            }
-        )
-    return rows
+    trained = {beta: train(split, configuration, beta, settings, seed) for beta in settings.betas}
+    return [
+        {
+            "beta": beta,
+            **measure(own.test_outputs, split.test.y[:, 0], seed=seed),
+            "train_mse": float((own.train_outputs.mean(0) - split.train.y[:, 0]).square().mean()),
+            "train_diversity": float(own.train_outputs.var(0, correction=0).mean()),
+            "validation_mse": own.validation_error,
+            "epochs": own.epochs,
+        }
+        for beta, own in trained.items()
+    ]
 
 
 def measure_all(
@@ -361,14 +354,15 @@ def run(
         for name, own in sets.items()
         for beta in SHOWN_BETAS
     ]
+    table = Table(columns, rows, "Mean over runs ± standard deviation, on standardised targets")
     made_with = {"optuna": version("optuna"), "cores": os.cpu_count(), "system": platform.system()}
     outputs.results({"claims": claims, "settings": asdict(settings), "quick": quick, **made_with, "runs": found})
     outputs.sections += [
         Section("What the document says", claims_table(claims), Text(JUDGED)),
         drawing.section(outputs),
-        Section("By β", Table(columns, rows, "Mean over runs ± standard deviation, on standardised targets")),
+        Section("By β", table),
     ]
-    print_table(columns, rows)
+    print_table(table)
     return outputs.page(
         "Between independent and joint training: tabular regression",
         "Members trained to be right together become wrong apart: how soon, by how much, and what it costs.",
@@ -388,8 +382,6 @@ def find_problems(data: Path | None, quick: bool = False, preparation: Preparati
 
 # All runs of one set by run and beta, a column for each quantity.
 Runs: TypeAlias = pd.DataFrame
-# What a condition finds on one set: in numbers, and whether the claim holds (None where runs cannot tell).
-Case = tuple[str, bool | None]
 
 
 def by_set(found: Sequence[Mapping[str, Any]]) -> dict[str, Runs]:
@@ -412,11 +404,11 @@ STATEMENTS = (
 
 def uci_claims(sets: Mapping[str, Runs]) -> list[Claim]:
     """Judge the document's statements on figures 2 to 4."""
-    claims, found = [], {name: _cases(runs) for name, runs in sets.items()}
-    for place, statement in enumerate(STATEMENTS):
-        cases = {name: own[place] for name, own in found.items()}
-        measured = "; ".join(f"{name} {text}" for name, (text, _) in cases.items())
-        claims.append(Claim(statement, measured, over_cases({name: holds for name, (_, holds) in cases.items()})))
+    found = {name: _cases(runs) for name, runs in sets.items()}
+    claims = [
+        Claim.over(statement, {name: own[place] for name, own in found.items()})
+        for place, statement in enumerate(STATEMENTS)
+    ]
     worst = {name: runs["mse"].groupby("beta").mean().idxmax() for name, runs in sets.items()}
     measured = "; ".join(f"{name} is worst at β = {beta:g}" for name, beta in worst.items())
     most = 2 * sum(beta == 1.0 for beta in worst.values()) > len(worst)
@@ -451,7 +443,7 @@ def _at(values: "pd.Series[float]", beta: float) -> "pd.Series[float]":
 def _higher(values: "pd.Series[float]") -> Case:
     """Judge that a quantity is higher at beta 1 than at 0."""
     compared = Comparison.of(_at(values, 0.0), _at(values, 1.0))
-    return str(compared), None if compared.verdict == "unresolved" else compared.verdict == "higher"
+    return str(compared), compared.tells("higher")
 
 
 def _with_sd(values: "pd.Series[float]") -> str:

@@ -203,10 +203,8 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
 def attack(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Tensor:
     """Move test inputs by `EPSILON` up the loss of each ensemble: `(repeats, ensembles, points, 1)`."""
     x, y = test
-    ensembles, likelihood = (
-        trained.ensemble.num_members // len(trained.x) // num_members,
-        trained.arm.objective.likelihood,
-    )
+    likelihood = trained.arm.objective.likelihood
+    ensembles = trained.ensemble.num_members // len(trained.x) // num_members
     own = x.expand(len(trained.x), ensembles, *x.shape)
     return attacked(own, lambda x: likelihood.mixture(trained.outputs(x, num_members), y), EPSILON)
 
@@ -293,7 +291,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     repeats = {f"{arm.name}, {count} members": own for (arm, count), own in results.items()}
     found = {"practical": practical, "headline": {"seeds": seeds, "engine": HEADLINE_ENGINE}, "repeats": repeats}
     outputs.results({**found, "claims": claims, "quick": quick, "seed": seed})
-    print_table(medians.columns, medians.rows)
+    print_table(medians)
     return outputs.page(
         "Practical: regression",
         "Six small networks learn a noisy cubic from 40 points. Where the data end, their mixture becomes unsure. What does "
@@ -384,10 +382,9 @@ def regression_claims(results: Results) -> list[Claim]:
         return Claim.compared(statement, expected, {name: Comparison.of(*pair) for name, pair in pairs.items()})
 
     def adversarial(statement: str, expected: str, name: str) -> Claim:
-        cases = {
-            p.name: Comparison.of(*(results[arm, 1][name].values for arm in (p, a))) for p, a in (ARMS[:2], ARMS[2:])
-        }
-        return Claim.compared(statement, expected, cases)
+        plain, attacked = ([results[arm, 1][name].values for arm in ARMS[place::2]] for place in (0, 1))
+        cases = zip(ARMS[::2], map(Comparison.of, plain, attacked), strict=True)
+        return Claim.compared(statement, expected, {arm.name: compared for arm, compared in cases})
 
     beside, inside = _percentages(mean("coverage_near", 1)), _percentages(mean("coverage_inside", members))
     first, middle, last = (mean("nll", count) for count in (1, members, most))

@@ -192,9 +192,8 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     wide = Plane(runs[PRACTICAL].members, -4.0, 4.0)
     maps = torch.stack([wide.grid(member) for member in wide.logits.softmax(-1)])
     planes = {arm: Plane(own.members) for arm, own in runs.items() if arm.parity}
-    training = outputs.picture(
-        "practical_training", _training_figure(runs), "accuracy and NLL on the training data by step"
-    )
+    curves = "accuracy and NLL on the training data by step"
+    training = outputs.picture("practical_training", _training_figure(runs), curves)
     profile = outputs.picture(
         "practical_profile",
         _profile_figure(planes),
@@ -215,7 +214,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     ]
     arms = {arm.name: found for arm, found in results.items()}
     outputs.results({"arms": arms, "claims": claims, "steps": steps, "quick": quick, "seed": seed})
-    print_table(fits.columns, fits.rows)
+    print_table(fits)
     return outputs.page(
         "Practical: classification",
         "Four networks learn three spirals. They are unsure where the arms meet, differ where their boundaries leave the "

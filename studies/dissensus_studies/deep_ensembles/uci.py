@@ -132,7 +132,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     seconds = {name: taken for name, *_, taken in set_rows}
     outputs.results({"sets": results, "usual_rate": fast, "seconds": seconds, "quick": quick, "seed": seed})
     for table in tables:
-        print_table(table.columns, table.rows)
+        print_table(table)
     return outputs.page(
         "Deep ensembles on tabular regression",
         "One hidden layer, forty epochs, five members: how much do averaging and adversarial training change?",

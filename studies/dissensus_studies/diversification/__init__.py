@@ -5,11 +5,10 @@ and loss-guided disagreement (LDR) over strengths, sizes, guards, layers and num
 backgrounds. With `setting="pretrained"`, heads on a network that was trained elsewhere.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial, reduce
-from math import nan
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from dissensus_studies.diversification.settings import pretrained_settings, sett
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.claims import Claim
 from dissensus_studies.harness.figures import Drawing, sweep
-from dissensus_studies.harness.image_pages import arms_table, with_interval
+from dissensus_studies.harness.image_pages import arms_table, at
 from dissensus_studies.harness.image_study import ImageStudy, Options, Page, Work
 from dissensus_studies.recorded import BMA, PDS, framed, guided_claims, judged
 
@@ -64,21 +63,24 @@ def _done(arms: list[Arm], output: Path, *, settings: Record, **asked: Any) -> A
 
 def page(work: Work, done: Arms) -> Page:
     """Return what the study makes of its records."""
-    judged_arms = {name: with_values(record) for name, record in done.done.items() if "auroc" in record}
+    judged_arms = [with_values(record) for record in done.done.values() if "auroc" in record]
     table = arms_table(
         done.done,
-        {"worst member": _worst, **{name: partial(_shown, place) for name, place in _COLUMNS.items()}},
+        {
+            "worst member": lambda record: min(record.get("members", [None])),
+            **{name: at(*place) for name, place in _COLUMNS.items()},
+        },
         "AUROCs are for corrupted images at severity 5 and for unknown ones, by the mixture (BMA) and by predictive diversity (PDS); "
         "the worst group is of images whose backgrounds mislead.",
     )
     return Page(
-        _claims(list(judged_arms.values())),
+        _claims(judged_arms),
         _JUDGED,
         lambda outputs: [
-            *(drawing.section(outputs) for drawing in _strengths(judged_arms.values())),
+            *(drawing.section(outputs) for drawing in _strengths(judged_arms)),
             Section("All arms", table),
         ],
-        (table.columns, table.rows),
+        table,
         _remarks(work.material, work),
         settings={"sources": work.material.source_names},
     )
@@ -95,17 +97,7 @@ def _claims(records: Sequence[Record]) -> list[Claim]:
     return claims
 
 
-def _shown(place: Sequence[str], record: Record) -> str | None:
-    """Return what stands at a place of a record with its interval; None where it has nothing."""
-    value = reduce(lambda found, key: found.get(key, {}), place, record) or None
-    return with_interval(value if value is None or isinstance(value, list) else [value])
-
-
-def _worst(record: Record) -> str | None:
-    return f"{min(record['members']):.4f}" if "members" in record else None
-
-
-def _strengths(records: Iterable[Record]) -> list[Drawing]:
+def _strengths(records: Sequence[Record]) -> list[Drawing]:
     """Return the AUROC of predictive diversity against the strength, for five loss-guided members with and without the guard."""
     points = [
         (f"{record['family']}, {setting['guard']}", setting["strength"], record)
@@ -117,14 +109,10 @@ def _strengths(records: Iterable[Record]) -> list[Drawing]:
     ]
     if len({strength for _, strength, _ in points}) < 2:
         return []
-    columns = {f"AUROC of PDS, {part}": partial(_detected, part) for part in _PARTS}
+    columns = {f"AUROC of PDS, {part}": at("auroc", part, PDS) for part in _PARTS if part in records[0]["auroc"]}
     return [
         sweep("diversification_strength", "Detection against the strength", points, columns, "strength", xscale="log")
     ]
-
-
-def _detected(part: str, record: Record) -> float:
-    return float(record["auroc"].get(part, {}).get(PDS, nan))
 
 
 def _remarks(material: Material, work: Work) -> list[str]:

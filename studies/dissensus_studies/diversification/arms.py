@@ -23,7 +23,7 @@ from dissensus_studies.diversification.measures import PDS, detector_record, ima
 from dissensus_studies.diversification.settings import Setting
 from dissensus_studies.diversification.spurious import group_record, spurious_sets
 from dissensus_studies.harness.arm_log import Record, file_name
-from dissensus_studies.harness.image_arms import device_name, fit_images, save_outputs, summary_line, training_record
+from dissensus_studies.harness.image_arms import fit_images, save_outputs, summary_line, training_record
 from dissensus_studies.masksembles import MaskSetting, make_members
 
 HEAD_BATCH, HEAD_RATE, HEAD_DECAY = 256, 1e-3, 0.01
@@ -42,7 +42,7 @@ _MASK_KINDS = {
 
 def record_of(setting: Setting, material: Material) -> Record:
     """Train and judge one ensemble; return its record."""
-    named = {"setting": asdict(setting), "family": setting.family, "row": setting.row, "device": device_name()}
+    named = {"setting": asdict(setting), "family": setting.family, "row": setting.row}
     return _WORKS[setting.kind](setting, material) | named
 
 
@@ -130,7 +130,7 @@ def _backbone(setting: Setting, material: Material) -> Record:
     assert trained is not None
     assert labels is not None
     detectors = detector_record(features.train.resident(material.device), labels, features.judged)
-    size = f"{trained['classes']} classes, {trained['images']} images, {features.width} features"
+    size = f"{trained['classes']} classes, {trained['images']} images, {features.judged.test.shape[1]} features"
     return {**trained, "detectors": detectors, "line": f"{size}, {trained['training']['seconds']:.1f} s"}
 
 
@@ -162,7 +162,7 @@ def _values(entry: Any) -> Any:
 def train_heads(setting: Setting, features: Features, material: Material) -> tuple[DeepEnsemble, Run, Record]:
     """Return trained heads on features, the run, and what else is to be kept of it."""
     train, hidden = features.train, [features.hidden] * (setting.layers - 1)
-    make = partial(mlp, features.width, hidden, features.num_classes, activation=nn.GELU)
+    make = partial(mlp, features.judged.test.shape[1], hidden, features.num_classes, activation=nn.GELU)
     heads = DeepEnsemble(make, setting.num_members, setting.seed)
     chosen: dict[str, Any] = {
         "lr": HEAD_RATE,
@@ -203,22 +203,21 @@ def train_heads(setting: Setting, features: Features, material: Material) -> tup
 
 def _spurious(setting: Setting, material: Material) -> Record:
     """Train networks on the set whose backgrounds mislead; return what they are worth on the worst group."""
-    made = spurious_sets(material.sets, material.seed)
-    sets = made.sets
+    sets, test_groups, backgrounds = spurious_sets(material.sets, material.seed)
     members = DeepEnsemble(lambda: material.network(2), setting.num_members, setting.seed)
     chosen = {**material.training, "seed": setting.seed, "epochs": SPURIOUS_EPOCHS * material.epochs}
     # The others' data to disagree on are the validation images, whose backgrounds do not go with the class.
     objective = objective_of(setting, (sets.validation.x, sets.validation.x))
     run = fit_images(members, sets, objective, watch="nothing", part="net", **chosen)
     logits = predict(members, sets.test.x.to(material.device)).float().cpu()
-    found = group_record(logits, sets.test.y, made.test_groups)
+    found = group_record(logits, sets.test.y, test_groups)
     worst = {way: f"{value[0]:.4f}" for way, value in found["worst_group"].items()}
     line = (
         f"worst group {worst['ensemble']}, best member {worst['oracle']}, accuracy {found['group_accuracy']['ensemble']:.4f}, "
         f"{run.epoch} epochs in {run.seconds:.1f} s"
     )
     sizes = [len(part.x) for part in (sets.train, sets.validation, sets.test)]
-    return {"training": training_record(run), "images": sizes, "backgrounds": made.backgrounds, **found, "line": line}
+    return {"training": training_record(run), "images": sizes, "backgrounds": backgrounds, **found, "line": line}
 
 
 def _with_line(record: Record) -> Record:

@@ -60,11 +60,6 @@ class Features:
     validation: tuple[Tensor, Tensor] | None = None  # For guards that look at held-out data.
     record: Record | None = None  # Of the backbone's training, if it was trained here.
 
-    @property
-    def width(self) -> int:
-        """Numbers an image."""
-        return int(self.judged.test.shape[1])
-
 
 def features_of(backbone: nn.Module, x: Tensor, *, device: torch.device, batch_size: int = 1024) -> Tensor:
     """Return what a backbone says of images, on the device."""
@@ -92,6 +87,8 @@ class Material:
         # In a run that has to be quick, compiling does not pay.
         self.engine: EngineName = "captured" if self.quick else "auto"
         self._features: dict[str, Features] = {}
+        # Which unknown sets are disagreed on, at most two.
+        self.source_names = tuple([name for name in SOURCES if name in self.sets.ood][:2] or list(self.sets.ood)[-1:])
 
     def network(self, classes: int | None = None) -> nn.Module:
         """Make an untrained network that takes uint8 images."""
@@ -108,12 +105,6 @@ class Material:
             "last_batch": "drop" if len(self.sets.train.x) >= 2 * BATCH else "keep",
             "engine": self.engine,
         }
-
-    @property
-    def source_names(self) -> tuple[str, ...]:
-        """Return which unknown sets are disagreed on, at most two."""
-        found = [name for name in SOURCES if name in self.sets.ood] or list(self.sets.ood)[-1:]
-        return tuple(found[:2])
 
     @cached_property
     def source_images(self) -> tuple[Tensor, ...]:
@@ -194,7 +185,8 @@ class Pretrained(Material):
         self.body, self.head = load_backbone(work.backbone, self.device)
         self.outputs = int([layer for layer in self.head.modules() if isinstance(layer, nn.Linear)][-1].out_features)
         self.sets, elsewhere = reserved(work.sets)
-        self.disagreed = tuple(name for name in work.sets.ood if name not in self.sets.ood)
+        # Nothing is judged by it.
+        self.source_names = tuple(name for name in work.sets.ood if name not in self.sets.ood)
         sets, place = self.sets, self.device
         read = partial(features_of, self.body, device=place, batch_size=500)
         x, y = read(sets.all_train.x), sets.all_train.y.to(place)
@@ -213,11 +205,6 @@ class Pretrained(Material):
         ):
             task = Features(CachedFeatures(features, labels), judged, sources, classes, HIDDEN)
             self._features[f"pretrained C={classes}"] = task
-
-    @property
-    def source_names(self) -> tuple[str, ...]:
-        """The set that is disagreed on and that nothing is judged by."""
-        return self.disagreed
 
 
 def load_backbone(name: str, device: torch.device) -> tuple[nn.Module, nn.Module]:

@@ -8,9 +8,6 @@ from dissensus import plots
 if TYPE_CHECKING:
     import matplotlib.figure
 
-# Name to worst member's accuracy, AUROC and strength.
-Points = Mapping[str, Sequence[tuple[float, float, float]]]
-
 
 def baseline_figure(bars: Mapping[str, tuple[float, float, float]]) -> "matplotlib.figure.Figure":
     """Draw figure 4: every method we have, by AUROC, with its 95 % interval; loss-guided ones stand out."""
@@ -37,8 +34,8 @@ def baseline_figure(bars: Mapping[str, tuple[float, float, float]]) -> "matplotl
     return figure
 
 
-def trade_figure(points: Points) -> "matplotlib.figure.Figure":
-    """Draw what members lose against what detection gains, one point for each loss-guided ensemble, named by its strength."""
+def trade_figure(points: Mapping[str, Sequence[tuple[float, float, float]]]) -> "matplotlib.figure.Figure":
+    """Draw what members lose against what detection gains, one point (worst member's accuracy, AUROC, strength) for each arm."""
     figure, (ax,) = plots.panels(width=6.2, height=3.6)
     for index, (name, own) in enumerate(points.items()):
         colour = plots.COLOURS[index % len(plots.COLOURS)]

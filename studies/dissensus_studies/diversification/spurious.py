@@ -5,7 +5,6 @@ validation and test images. Objects are known images made smaller; backgrounds a
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,16 +26,11 @@ BACKGROUNDS = ("scenes", "photographs", "isun", "tiny_imagenet")
 ANIMALS = (2, 3, 4, 5, 6, 7)
 
 
-class SpuriousSets(NamedTuple):
-    """Images of two classes whose background goes with the class in training; a test group is twice the class plus the background."""
+def spurious_sets(sets: ImageSets, seed: int = 0) -> tuple[ImageSets, Tensor, str]:
+    """Paste known images onto backgrounds of unknown ones; return the sets, the group of each test image, and whose backgrounds they are.
 
-    sets: ImageSets
-    test_groups: Tensor
-    backgrounds: str  # The unknown set that they are from.
-
-
-def spurious_sets(sets: ImageSets, seed: int = 0) -> SpuriousSets:
-    """Paste known images onto backgrounds of unknown ones."""
+    A group is twice the class plus the background.
+    """
     source = next((name for name in BACKGROUNDS if name in sets.ood), None)
     if source is None:
         raise ValueError(
@@ -63,7 +57,7 @@ def spurious_sets(sets: ImageSets, seed: int = 0) -> SpuriousSets:
     )
     name = f"{sets.name} on {source}"
     combined = replace(sets, name=name, train=train, validation=validation, test=test, num_classes=2)
-    return SpuriousSets(combined, test_groups, source)
+    return combined, test_groups, source
 
 
 def _pasted(objects: Images, backgrounds: tuple[Tensor, Tensor], aligned: float, key: int) -> tuple[Images, Tensor]:

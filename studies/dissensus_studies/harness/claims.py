@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from dissensus.html import Table
 from dissensus_studies.harness.statistics import Comparison
 
+# What was found in one case: in words, and whether a claim holds there; None where that cannot be told.
+Case = tuple[str, bool | None]
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -16,20 +19,21 @@ class Claim:
     verdict: str  # `"reproduced"`, `"not reproduced"`, `"within noise"`, `"unresolved"`, or which case it holds for.
 
     @classmethod
+    def over(cls, statement: str, cases: Mapping[str, Case]) -> "Claim":
+        """Judge a claim by what was found in each case."""
+        measured = "; ".join(f"{name}: {text}" for name, (text, _) in cases.items())
+        return cls(statement, measured, over_cases({name: holds for name, (_, holds) in cases.items()}))
+
+    @classmethod
     def compared(cls, statement: str, expected: str, cases: Mapping[str, Comparison]) -> "Claim":
         """Judge a claim that a quantity is `"lower"` or `"higher"`, in several cases.
 
         Example:
             >>> cases = {"A": Comparison.of([2.0] * 9, [1.0] * 9), "B": Comparison.of([2.0] * 9, [3.0] * 9)}
             >>> Claim.compared("it falls", "lower", cases).verdict
-            'reproduced for A only'
+            'reproduced for A; not reproduced for B'
         """
-        measured = "; ".join(f"{name} {compared}" for name, compared in cases.items())
-        holds = {
-            name: None if compared.verdict == "unresolved" else compared.verdict == expected
-            for name, compared in cases.items()
-        }
-        return cls(statement, measured, over_cases(holds))
+        return cls.over(statement, {name: (str(each), each.tells(expected)) for name, each in cases.items()})
 
     @classmethod
     def checked(cls, statement: str, measured: str, holds: bool, *, noise: bool = False) -> "Claim":
@@ -41,19 +45,19 @@ class Claim:
         return {"statement": self.statement, "measured": self.measured, "verdict": self.verdict}
 
 
+_WORDS = {True: "reproduced", None: "unresolved", False: "not reproduced"}
+
+
 def over_cases(holds: Mapping[str, bool | None]) -> str:
     """Return the verdict on a claim that holds in some cases, not in others, or (None) cannot be told.
 
     Example:
-        >>> over_cases({"A": True, "B": None}), over_cases({"A": False, "B": None}), over_cases({"A": None})
-        ('reproduced for A only', 'not reproduced', 'unresolved')
+        >>> over_cases({"A": True, "B": None}), over_cases({"A": False, "B": False}), over_cases({"A": None})
+        ('reproduced for A; unresolved for B', 'not reproduced', 'unresolved')
     """
-    held = [name for name, yes in holds.items() if yes]
-    if len(held) == len(holds):
-        return "reproduced"
-    if held:
-        return f"reproduced for {', '.join(held)} only"
-    return "unresolved" if all(yes is None for yes in holds.values()) else "not reproduced"
+    cases = {word: [name for name, own in holds.items() if own == each] for each, word in _WORDS.items()}
+    found = {word: names for word, names in cases.items() if names}
+    return "; ".join(found if len(found) == 1 else (f"{word} for {', '.join(own)}" for word, own in found.items()))
 
 
 def claims_table(claims: list[Claim], caption: str = "") -> Table:

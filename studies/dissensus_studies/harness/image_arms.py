@@ -156,13 +156,8 @@ def training_record(run: Run) -> Record:
 
 
 def record_of(setting: Any, run: Run) -> Record:
-    """Return what every record has besides numbers: the setting (a dataclass), the training and the device."""
-    return {"setting": asdict(setting), "training": training_record(run), "device": device_name()}
-
-
-def device_name() -> str:
-    """Return what records are made on."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    """Return what every record has besides numbers: the setting (a dataclass) and the training."""
+    return {"setting": asdict(setting), "training": training_record(run)}
 
 
 def measure(
@@ -181,24 +176,19 @@ def measure(
     what `evaluate` takes, such as `name`, `seed`, and `transform=sets.normalise` for members without a `PixelNorm`.
 
     Returns:
-        `{"test": {metric: [value, low, high]}, "members": [accuracy, ...], "auroc": {set: {score: [value, low, high]}}, ...}`;
+        `{"test": {metric: [value, low, high]}, "members": [accuracy, ...], "auroc": {set: {score: [value, low, high]}}}`;
         sets of "auroc" are the unknown ones and "near" and "far", their averages. With corruptions also
         `{"corrupted": {"1": {metric: [...]}, ..., "all": ...}, "corruption": {name: {"1": {...}}}}`.
     """
     common: dict[str, Any] = {"bootstrap": BOOTSTRAP, "name": "ensemble", **options}
     with as_in_training():
         result = evaluate(members, sets.test, dict(sets.ood), groups=sets.ood_groups, scores=scores, **common)
-    detected = [number for number in result.numbers if number.score is not None and number.kind in ("ood", "group")]
-    auroc, fpr95 = (
-        {part: {n.score: _interval(n) for n in found if n.set == part} for part in dict.fromkeys(n.set for n in found)}
-        for found in ([n for n in detected if n.metric == metric] for metric in ("auroc", "fpr95_ood_positive"))
-    )
+    detected = [n for n in result.numbers if n.metric == "auroc" and n.score and n.kind in ("ood", "group")]
+    parts = dict.fromkeys(n.set for n in detected)
     record: Record = {
         "test": _metrics(result.numbers, "id"),
         "members": [round(n.value, 5) for n in result.numbers if n.member is not None and n.set == "id"],
-        "auroc": auroc,
-        "fpr95": fpr95,
-        "risk_coverage": {str(n.score): _interval(n) for n in result.numbers if n.metric == "risk_coverage_area"},
+        "auroc": {part: {n.score: _interval(n) for n in detected if n.set == part} for part in parts},
     }
     if corruptions is None:
         return record

@@ -1,6 +1,7 @@
 """Records of arms in, what pages of image studies have in common out: tables with intervals, means over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from dissensus.html import Table
@@ -22,21 +23,28 @@ def with_interval(value: Sequence[float | None] | None) -> str | None:
     return middle if None in ends or not ends else f"{middle}\u00a0[{ends[0]},\u00a0{ends[1]}]"
 
 
-def auroc_columns(records: Mapping[str, Record], score: str) -> dict[str, Callable[[Record], object]]:
-    """Return a column with the AUROC of a score for each unknown set that some arm has."""
-
-    def column(part: str) -> Callable[[Record], object]:
-        return lambda record: with_interval(record["auroc"].get(part, {}).get(score))
-
-    return {part: column(part) for record in records.values() for part in record["auroc"]}
+def at(*keys: str) -> Callable[[Any], Any]:
+    """Return what reads a place of a record, keys one inside the other; it gives None where there is nothing."""
+    return lambda record: reduce(lambda found, key: (found or {}).get(key), keys, record)
 
 
 def arms_table(
     records: Mapping[str, Record], columns: Mapping[str, Callable[[Record], object]], caption: str = ""
 ) -> Table:
-    """Return a row for each arm: its name, and what each column's function makes of its record."""
-    rows = [(name, *(read(record) for read in columns.values())) for name, record in records.items()]
+    """Return a row for each arm: its name, and what each column's function makes of its record, `[value, low, high]` as text."""
+    cells = {name: [read(record) for read in columns.values()] for name, record in records.items()}
+    rows = [(name, *(with_interval(v) if isinstance(v, list) else v for v in own)) for name, own in cells.items()]
     return Table(("arm", *columns), rows, caption)
+
+
+def auroc_tables(records: Mapping[str, Record], captions: Mapping[str, str]) -> list[Table]:
+    """Return a table for each score, by its caption: its AUROC on each unknown set that some arm has."""
+    parts = dict.fromkeys(part for record in records.values() for part in record["auroc"])
+    return [
+        arms_table(records, {part: at("auroc", part, score) for part in parts}, caption)
+        for score, caption in captions.items()
+        if parts
+    ]
 
 
 def over_seeds(records: Iterable[tuple[Any, Record]], read: Callable[[Record], float]) -> dict[Any, Summary]:

@@ -85,10 +85,6 @@ class ImageSets:
         )
         return (x.float() / 255 - shift) / scale
 
-    def identity(self, *, epochs: int | None, limit: int | None, quick: bool) -> dict[str, object]:
-        """Return the settings under which arms are the same arms: others begin anew."""
-        return {"data": self.name, "epochs": epochs, "limit": limit, "quick": quick, "images": len(self.train.x)}
-
     def describe(self) -> list[tuple[str, str, int | None, str]]:
         """Return a row for each set: name, what it is, number of images, remark."""
         rows: list[tuple[str, str, int | None, str]] = [
@@ -111,14 +107,8 @@ def load_images(
 
     The folder (or `images/` in it) holds the known set in one of the layouts of `find_files`, files of arrays or folders such as
     `imagenet/train/<class>/` and `imagenet/val/<class>/`. Images become 3 x 32 x 32. Unknown sets are found by name; missing ones
-    are listed, and no error.
-
-    Args:
-        data: The folder; None for handwritten digits (0 to 7 known, 8 and 9 near, photographs far).
-        quick: Take at most 1000 images of each kind.
-        known: Name of the known set; "cifar10", or the only one in files, by default. Without a folder there is only "digits".
-        limit: Train on so many images, and take at most as many of each other set.
-        validation: How many of the first training images to hold out; a fifth if there are fewer than five times as many.
+    are listed, and no error. `quick`, `known` and `limit` are those of `Options`; `validation` is how many of the first training images
+    to hold out, a fifth if there are fewer than five times as many.
 
     Example:
         >>> sets = load_images(None, limit=200)

@@ -12,7 +12,7 @@ from dissensus.html import Section, Table, Text
 from dissensus_studies.harness.arm_log import Arm, Arms, run_arms
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.image_sets import ImageSets, load_images
-from dissensus_studies.harness.outputs import Outputs, print_table
+from dissensus_studies.harness.outputs import Outputs, as_markdown, print_table
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Work(Options):
 
     @property
     def identity(self) -> dict[str, object]:
-        """The settings under which arms are the same arms."""
-        further = {"backbone": self.backbone, "seconds": self.seconds}
-        common = self.sets.identity(epochs=self.epochs, limit=self.limit, quick=self.quick)
-        return common | {name: value for name, value in further.items() if value is not None}
+        """The settings under which arms are the same arms: others begin anew."""
+        asked = {name: getattr(self, name) for name in ("epochs", "limit", "quick", "backbone", "seconds")}
+        found = {"data": self.sets.name, **asked, "images": len(self.sets.train.x)}
+        return {name: value for name, value in found.items() if value is not None or name in ("epochs", "limit")}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Page:
     judged: str  # How claims were judged.
     # Makes what stands between the claims and what the study ran on, figures included.
     sections: Callable[[Outputs], Sequence[Section]]
-    screen: tuple[Sequence[str], Sequence[Sequence[object]]]  # Columns and rows of the table on the screen.
+    screen: Table  # What the screen shows.
     remarks: Sequence[str] = ()  # In what the run differs from the document's.
     results: Mapping[str, Any] = field(default_factory=dict)  # Further parts of `results.json`.
     settings: Mapping[str, Any] = field(default_factory=dict)  # Further settings there.
@@ -116,7 +116,7 @@ class ImageStudy:
             raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
         page, outputs = self.page(work, found), Outputs(work.output)
         if page.tables:
-            outputs.markdown(page.tables)
+            (work.output / "tables.md").write_text("\n".join(map(as_markdown, page.tables)), encoding="utf-8")
         # Before anything is drawn: a figure that fails must not cost the numbers.
         outputs.results(
             {
@@ -128,7 +128,7 @@ class ImageStudy:
                 **page.results,
             }
         )
-        print_table(*page.screen)
+        print_table(page.screen)
         said = [Section("What the document says", claims_table(list(page.claims), page.judged))] if page.claims else []
         outputs.sections += [*said, *page.sections(outputs), sets_section(sets, found, page.remarks)]
         return outputs.page(self.title, self.lead)
@@ -136,7 +136,7 @@ class ImageStudy:
 
 def sets_section(sets: ImageSets, arms: Arms, remarks: Sequence[str] = ()) -> Section:
     """Return the section about what the study ran on, how long it took, and what it did not get to."""
-    device = ", ".join(sorted({str(record["device"]) for record in arms.done.values() if "device" in record}))
+    device = ", ".join(sorted({record["made"]["device"] for record in arms.done.values() if "made" in record}))
     minutes = sum(float(record["arm_seconds"]) for record in arms.done.values()) / 60
     took = f"{len(arms.done)} arms took {minutes:.1f} minutes{device and f' on {device}'}."
     text = Text(took, *remarks, *(f"Images: {note}." for note in sets.notes))

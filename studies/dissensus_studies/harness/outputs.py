@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -44,18 +44,14 @@ class Outputs:
         text = json.dumps({**values, "measured_on": measured_on}, indent=1, default=_as_json)
         (self.folder / "results.json").write_text(text + "\n", encoding="utf-8")
 
-    def markdown(self, tables: Sequence[Table]) -> None:
-        """Write tables as `tables.md`."""
-        (self.folder / "tables.md").write_text("\n".join(map(as_markdown, tables)), encoding="utf-8")
-
     def page(self, title: str, lead: str) -> Path:
         """Write the page; return its path."""
         return write_page(self.folder / "report.html", title, self.sections, lead)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(table: Table) -> None:
     """Print a table with aligned columns."""
-    cells = [list(columns), *([cell_text(value) for value in row] for row in rows)]
+    cells = [list(table.columns), *([cell_text(value) for value in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for first, *others in cells:
         print("  ".join([first.ljust(widths[0]), *(map(str.rjust, others, widths[1:]))]))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, inf, isnan, nan, sqrt
+from math import comb, inf, isnan, sqrt
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -101,6 +101,10 @@ class Comparison:
             return "unresolved"
         return "lower" if 2 * self.lower > self.repeats else "higher"
 
+    def tells(self, expected: str) -> bool | None:
+        """Return whether the second is as expected, "lower" or "higher"; None where that is unresolved."""
+        return None if self.verdict == "unresolved" else self.verdict == expected
+
     def __str__(self) -> str:
         count = self.repeats - self.lower if self.verdict == "higher" else self.lower
         word = "lower " if self.verdict == "unresolved" else ""
@@ -161,32 +165,26 @@ def share_ends(share: float, error: float, least: float = 0.0) -> tuple[float, f
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its standard error (NaN where it is not known) and 95 % interval, over repeats, or over inputs of one run."""
+    """A number with its standard error (NaN where it is not known), over repeats, or over inputs of one run."""
 
     value: float
     error: float
-    ends: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, values: Sequence[Value]) -> "Estimate":
         """Pool the values of repeats, each `[value, low, high]`.
 
         Example:
-            >>> Estimate.of([[0.5, 0.4, 0.6]]).ends
-            (0.4, 0.6)
+            >>> round(Estimate.of([[0.5, 0.4, 0.6]]).error, 3)
+            0.051
         """
-        middle = Summary(tuple(float(value[0]) for value in values if value[0] is not None))
-        mean = middle.mean
-        if len(middle.values) > 1:
-            return cls(mean, middle.error, (mean - NORMAL_95 * middle.error, mean + NORMAL_95 * middle.error))
-        low, high = (values[0][1], values[0][2]) if len(values[0]) == 3 else (None, None)
-        if low is None or high is None:
-            return cls(mean, nan)
-        return cls(mean, (high - low) / (2 * NORMAL_95), (low, high))
+        middle, ends = Summary(tuple(float(v[0]) for v in values if v[0] is not None)), values[0][1:]
+        if len(middle.values) > 1 or not ends or None in ends:
+            return cls(middle.mean, middle.error)
+        return cls(middle.mean, (ends[1] - ends[0]) / (2 * NORMAL_95))  # type: ignore[operator]
 
-    def above(self, other: "Estimate | None" = None) -> bool | None:
-        """Whether this is larger, than 0 by itself; None where the difference is within two standard errors. Without errors, as it is."""
-        other = other or Estimate(0.0, 0.0)
+    def above(self, other: "Estimate") -> bool | None:
+        """Whether this is larger; None where the difference is within two standard errors. Without errors, as it is."""
         difference, errors = self.value - other.value, [e for e in (self.error, other.error) if not isnan(e)]
         return None if abs(difference) <= 2 * sqrt(sum(e**2 for e in errors)) else difference > 0
 

@@ -37,13 +37,13 @@ from dissensus import metrics, plots
 from dissensus.conformal import intervals
 from dissensus.data.tables import columns_of
 from dissensus.estimators import EnsembleClassifier, EnsembleRegressor, Features
+from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.statistics import Summary
 from dissensus_studies.recorded import TEMPLATES, markdown
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-Record = dict[str, Any]
 TRAINING_ROWS, TEST_ROWS = 600, 300
 LEAST_PROBABILITY = 1e-3
 OURS = "ensemble"
