@@ -162,7 +162,7 @@ def _checked(strengths: Sequence[float] | Array) -> list[float]:
     listed = strengths.tolist() if isinstance(strengths, Tensor | np.ndarray) else list(strengths)
     numbers = isinstance(listed, list) and all(isinstance(each, int | float | np.number) for each in listed)
     if not listed or not numbers or not all(0 < each < inf for each in listed):
-        raise ValueError(f"`strengths` must be one or more finite positive numbers, such as [1.0]; got {strengths!r}.")
+        raise ValueError(f"`strengths` must be finite positive numbers, at least one, in a list; got {strengths!r}.")
     return [float(each) for each in listed]
 
 

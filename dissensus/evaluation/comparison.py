@@ -177,7 +177,7 @@ def _difference(first: Number, second: Number, low: float, high: float) -> Diffe
 def _check_same(part: SetInfo, other: SetInfo, same_inputs: bool) -> None:
     held = f"Set {part.name!r} must hold the same inputs and targets in both evaluations"
     if part.size != other.size:
-        raise ValueError(f"{held}; got {part.size} and {other.size} inputs. Evaluate both on one set.")
+        raise ValueError(f"{held}; got {part.size} and {other.size} inputs, so they cannot be paired. Take one set.")
     if not (same_inputs or part.fingerprint == other.fingerprint):
         raise ValueError(f"{held}; they differ. If only their preparation does, pass same_inputs=True.")
     if part.targets and other.targets and part.targets != other.targets:
