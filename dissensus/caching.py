@@ -191,7 +191,8 @@ def _layout(job: _Job) -> Facts:
     identity = {"backbone": network_digest(job.net, changing), "changing": changing, **job.identity}
     kept = job.dtype or (features.dtype if features.dtype in _DTYPES else torch.float32)
     about = None if targets is None else [list(targets.shape[1:]), str(targets.cpu().numpy().dtype)]
-    return Facts(len(job.source), job.passes, list(features.shape[1:]), np.dtype(_DTYPES[kept]).name, about, identity)
+    shape = list(features.shape[1:])
+    return Facts(len(job.source), job.passes, shape, np.dtype(_DTYPES[kept]).name, about, identity)
 
 
 def _begun(job: _Job, folder: Path | None) -> tuple[Facts, dict[str, np.ndarray]]:

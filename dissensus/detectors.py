@@ -93,7 +93,8 @@ class Mahalanobis:
         return _by_rows(self._score_rows, features, len(self.centre))
 
     def _score_rows(self, rows: Features) -> Scores:
-        nearest = torch.cdist((rows.to(self.centre) - self.centre) @ self.whitening, self.means).amin(-1).square()
+        whitened = (rows.to(self.centre) - self.centre) @ self.whitening
+        nearest = torch.cdist(whitened, self.means).amin(-1).square()
         return nearest if self.background is None else nearest - self.background._score_rows(rows)
 
 

@@ -201,7 +201,8 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         """Decide what each row is for, at random, so that held-out and new rows are exchangeable."""
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"`validation_fraction` must lie in [0, 1); got {self.validation_fraction!r}.")
-        held_out = np.random.default_rng(self._seed).permutation(len(y))[: int(self.validation_fraction * len(y))]
+        order = np.random.default_rng(self._seed).permutation(len(y))
+        held_out = order[: int(self.validation_fraction * len(y))]
         use = np.full(len(y), _TRAIN)
         use[held_out] = _STOP
         use[held_out[: int(self._calibrating * len(held_out))]] = _CALIBRATE
@@ -233,7 +234,8 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         if isinstance(given, Objective):
             return given
         table = given if isinstance(given, Mapping) else {"name": given or "independent"}
-        return build_objective(with_loss(resolve_objective(table, "objective"), isinstance(self, RegressorMixin)))
+        regression = isinstance(self, RegressorMixin)
+        return build_objective(with_loss(resolve_objective(table, "objective"), regression))
 
     def _make_members(self) -> Members:
         if self.method not in METHODS:
@@ -358,7 +360,8 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
         if "ensemble_" in state:
-            state["ensemble_"] = {name: weight.cpu().numpy() for name, weight in self.ensemble_.state_dict().items()}
+            weights = self.ensemble_.state_dict()
+            state["ensemble_"] = {name: weight.cpu().numpy() for name, weight in weights.items()}
             state["features_"] = {**vars(self.features_), "encoder": self.features_.encoder.to_json()}
         return state
 

@@ -169,7 +169,8 @@ class _Graph(nn.Module):
         self.preprocess = nn.Identity() if preprocess is None else copy.deepcopy(preprocess).cpu()
         few = self.preprocess(tree_map(lambda leaf: leaf[:2], example))
         self.loop = as_loop(members, tree_map(lambda leaf: leaf.to(device_of(members)), few)).cpu()
-        self.likelihood = _likelihood(explained(self.loop, self.loop)(few), loss, alarm)
+        outputs = explained(self.loop, self.loop)(few)
+        self.likelihood = _likelihood(outputs, loss, alarm)
         self.classes = self.likelihood.kind == "classes"
         own = scorer_of(members, None, "auto", "cross_entropy" if self.classes else "mse")
         self.scorer = own if alarm is None else alarm.scorer
@@ -314,7 +315,8 @@ def _write(graph: _Graph, example: Any, given: Given, path: Path, facts: Mapping
     # Members that share weights were traced with copies of them; notes about nodes name files of the machine that exported.
     for tidy in (DeduplicateInitializersPass(size_limit=sys.maxsize), ClearMetadataAndDocStringPass()):
         tidy(traced.model)
-    path.write_bytes(finish(traced.model_proto, {name: value.numpy() for name, value in given.items()}, facts, int8))
+    defaults = {name: value.numpy() for name, value in given.items()}
+    path.write_bytes(finish(traced.model_proto, defaults, facts, int8))
 
 
 def _rows(tree: Any, count: int) -> Any:
@@ -332,7 +334,8 @@ def _compare(
     for size in _CHECKED_ROWS:
         rows = _rows(example, min(size, max(_CHECKED_VALUES // values, 8)))
         x = graph.preprocess(rows)
-        wanted = {name: value.numpy() for name, value in graph.read(x, predict(members, x).float(), **given).items()}
+        own = graph.read(x, predict(members, x).float(), **given)
+        wanted = {name: value.numpy() for name, value in own.items()}
         found = _outputs(run, rows, wanted)
         if given:
             # P-values must be those of the file's own scores: next to a held-out score, rounding may decide a rank.

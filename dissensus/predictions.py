@@ -218,4 +218,5 @@ def mixture(
     spread = scale.square() * (2.0 if family == "laplace" else 1.0)
     centre = (share * mean).sum(0)
     # Around the centre: the difference of two second moments cancels when means are large.
-    return centre, (share * (spread + (mean - centre).square())).sum(0).sqrt()
+    variance = (share * (spread + (mean - centre).square())).sum(0)
+    return centre, variance.sqrt()

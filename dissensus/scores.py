@@ -124,7 +124,8 @@ def predictive_diversity(logits: Logits) -> Scores:
     """
     beliefs = Beliefs.of(logits)
     # A member's probabilities sum to 1 but for rounding, which must not rank inputs: only what others add to them is summed.
-    return (1 + (beliefs.largest_probs - beliefs.probs[0]).sum(-1)) / beliefs.probs.shape[-1]
+    added = (beliefs.largest_probs - beliefs.probs[0]).sum(-1)
+    return (1 + added) / beliefs.probs.shape[-1]
 
 
 @_score
@@ -319,7 +320,8 @@ def predicted_class_variance(logits: Logits, *, weights: Weights = None) -> Scor
     """
     beliefs = Beliefs.of(logits, weights)
     index = beliefs.answer[1][None, :, None].expand(len(beliefs.logits), -1, 1)
-    return beliefs.mean(deviations(beliefs.probs.gather(-1, index).squeeze(-1), beliefs.weights).square())
+    member_confidence = beliefs.probs.gather(-1, index).squeeze(-1)
+    return beliefs.mean(deviations(member_confidence, beliefs.weights).square())
 
 
 @_score
@@ -479,7 +481,8 @@ def _variance_parts(
     weights = None if weights is None else weights.detach().to(mean.device, mean.dtype, non_blocking=True)
     data = _VARIANCE_OF_UNIT_SCALE[family] * weighted_mean(scale.square(), weights)
     # Centred first: the mean square less the squared mean has no digits left where large means agree.
-    return data, weighted_mean(deviations(mean, weights).square(), weights)
+    knowledge = weighted_mean(deviations(mean, weights).square(), weights)
+    return data, knowledge
 
 
 SCORES: Mapping[str, Score] = MappingProxyType(_scores)

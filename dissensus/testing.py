@@ -144,7 +144,8 @@ class _Case:
 
     def same(self, found: Tensor, wanted: Tensor, sentence: str) -> None:
         """Fail with a sentence where two tensors differ by more than rounding."""
-        _check(found.shape == wanted.shape and torch.allclose(found, wanted, self.rtol, self.atol), sentence)
+        close = found.shape == wanted.shape and torch.allclose(found, wanted, self.rtol, self.atol)
+        _check(close, sentence)
 
     def check_evaluation(self, ens: Members) -> None:
         """Shapes, members, picks and batches of their own in evaluation, and that nothing is left behind."""

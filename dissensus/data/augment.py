@@ -151,7 +151,8 @@ class Mixup:
         x = _real(x, self)
         share = _beta(noise.at(0), self.strength)
         partner = _per_example(noise.at(1), x).argsort(-1)
-        return _blend(x, partner, share.to(x.dtype)), _blend(class_targets(y, self.num_classes), partner, share)
+        targets = class_targets(y, self.num_classes)
+        return _blend(x, partner, share.to(x.dtype)), _blend(targets, partner, share)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ class CutMix:
         patch = rows[..., :, None] & columns[..., None, :]
         kept = 1 - patch.to(torch.float32).mean((-2, -1))
         patch = patch[..., None, None, :, :]
-        return torch.where(patch, _take(x, partner), x), _blend(class_targets(y, self.num_classes), partner, kept)
+        targets = class_targets(y, self.num_classes)
+        return torch.where(patch, _take(x, partner), x), _blend(targets, partner, kept)
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:

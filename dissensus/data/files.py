@@ -115,7 +115,8 @@ def _load_npz(path: Path, target: str | None, options: Options) -> Loaded:
         arrays = _numpy(file, path)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
-        targets = _find_array(arrays.files, "target", target, options, path, target is not None and options.strict)
+        needed = target is not None and options.strict
+        targets = _find_array(arrays.files, "target", target, options, path, needed)
         inputs = _find_array(arrays.files, "inputs", options.inputs, options, path, needed=True)
         x = _as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
         y = None if targets is None else _read_array(arrays, targets, path)
@@ -211,7 +212,8 @@ def _with_targets(loaded: Loaded, y: Any, name: str) -> Loaded:
         return replace(loaded, y=indices, classes=classes)
     if array.dtype.kind not in "uif":
         raise ValueError(f"Targets must be numbers or text; {name} holds {array.dtype}.")
-    return replace(loaded, y=torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64)))
+    wide = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+    return replace(loaded, y=torch.from_numpy(wide))
 
 
 def _load_items(source: Any, target: str | None, options: Options) -> Loaded:
@@ -398,7 +400,8 @@ def _read_frame(frame: Any, target: str | None, options: Options) -> Loaded:
             inputs, dropped = _without_rows(inputs, lacking, "missing values", options)
             columns, notes = columns.refit(inputs, slice(None)), (*notes, *dropped)
             y = None if y is None else y[torch.from_numpy(~lacking)]
-    return Loaded(torch.from_numpy(columns.transform(inputs)), y, classes, columns=columns, table=inputs, notes=notes)
+    x = torch.from_numpy(columns.transform(inputs))
+    return Loaded(x, y, classes, columns=columns, table=inputs, notes=notes)
 
 
 def _without_rows(frame: Any, lacking: np.ndarray, what: str, options: Options) -> tuple[Any, tuple[str, ...]]:

@@ -90,7 +90,8 @@ def digest_of(hashes: list[Tensor]) -> str:
 
 def sum_of_rows(x: Tensor, start: int) -> int:
     """Return a hash of rows `start` onwards of an array; those of consecutive parts add up (wrapping) to that of the whole."""
-    return int(mix(row_hashes(x) ^ mix(torch.arange(start, start + len(x), device=x.device))).sum())
+    places = mix(torch.arange(start, start + len(x), device=x.device))
+    return int(mix(row_hashes(x) ^ places).sum())
 
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, range, torch.dtype)
@@ -185,7 +186,8 @@ def _name(value: Any) -> str:
 
 def _hashes(values: Tensor) -> Tensor:
     """Return hashes of a tensor's parts, on its device."""
-    return torch.cat([row_hashes(part[None]) for part in values.detach().reshape(-1).split(_PART)])
+    parts = values.detach().reshape(-1).split(_PART)
+    return torch.cat([row_hashes(part[None]) for part in parts])
 
 
 def network_digest(net: nn.Module, changing: Collection[str] = ()) -> str:

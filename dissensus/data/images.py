@@ -186,7 +186,8 @@ def _pixels(picture: Any, name: str, size: Size | None) -> np.ndarray:
     picture = picture.convert("RGB")
     if size is not None and picture.size != (both := height_and_width(size))[::-1]:
         (high, wide), top, left = _covering(picture.height, picture.width, *both)
-        picture = picture.resize((wide, high), _BILINEAR).crop((left, top, left + both[1], top + both[0]))
+        large = picture.resize((wide, high), _BILINEAR)
+        picture = large.crop((left, top, left + both[1], top + both[0]))
     return np.asarray(picture)
 
 

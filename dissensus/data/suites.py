@@ -133,7 +133,8 @@ def load_suite(suite: Suite, folder: str | Path, shape: tuple[int, int, int]) ->
             raise ValueError(f"The set {name} of {suite.name}: {problem}") from None
         notes[name] = (*loaded.notes, *changes)
     groups = {each.name: each.group for each in suite.sets if each.name in found}
-    return LoadedSuite(sets, groups, tuple(each.name for each in suite.sets if each.name not in found), notes)
+    missing = tuple(each.name for each in suite.sets if each.name not in found)
+    return LoadedSuite(sets, groups, missing, notes)
 
 
 def plain_name(name: str) -> str:

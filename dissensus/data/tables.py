@@ -155,7 +155,8 @@ class _Readable:
         known = codes[~np.isnan(codes)]
         if not len(known):
             return LeftOut(self.name, "it is empty")
-        return replace(self, indicator=len(known) < len(codes), **self._learned(known))  # type: ignore[return-value]
+        learned = self._learned(known)
+        return replace(self, indicator=len(known) < len(codes), **learned)  # type: ignore[return-value]
 
     def _learned(self, known: np.ndarray) -> dict[str, Any]:
         return {"fill": float(np.median(known))}

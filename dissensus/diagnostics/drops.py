@@ -97,7 +97,8 @@ def _kept(outputs: Tensor, dropped: int, weights: Tensor | None, per: str, gener
     own = kept if weights is None else kept * weights[:, None]
     total = own.sum(0)
     # Members of weight zero may be all that is left: then they count alike.
-    return torch.where(total > 0, own / total, kept / kept.sum(0)).expand(members, batch)
+    share = torch.where(total > 0, own / total, kept / kept.sum(0))
+    return share.expand(members, batch)
 
 
 def _metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -> Measure:

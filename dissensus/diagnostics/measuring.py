@@ -237,7 +237,8 @@ def _offsets(outputs: Tensor, loss: Loss, average: str, weights: Tensor | None) 
     elif loss in CLASS_LOSSES:
         # A softmax does not see a constant that all classes have.
         outputs = outputs - outputs.mean(-1, keepdim=True)
-    return tuple(output_sum(debias(outputs, weights).bias.square(), leading=1).sqrt().tolist())
+    bias = debias(outputs, weights).bias
+    return tuple(output_sum(bias.square(), leading=1).sqrt().tolist())
 
 
 def _shares(outputs: Tensor, targets: Tensor, loss: Loss, average: str, weights: Tensor | None) -> tuple[float, float]:

@@ -218,7 +218,8 @@ def _pair_disagreement(votes: Tensor, num_classes: int) -> Tensor:
     num_members, batch = votes.shape
     tally = torch.zeros(batch, num_classes, dtype=torch.int32, device=votes.device)
     tally = tally.scatter_add(1, votes.T, torch.ones_like(votes.T, dtype=torch.int32))
-    return 1 - (tally * (tally - 1)).sum(1) / (num_members * (num_members - 1))
+    agreeing = (tally * (tally - 1)).sum(1)
+    return 1 - agreeing / (num_members * (num_members - 1))
 
 
 class Labels(Task):
@@ -309,7 +310,8 @@ def _ranking(no: Tensor, yes: Tensor) -> Tensor:
     at_least = (yes.flip(1).cumsum(1) / (yes + no).flip(1).cumsum(1).clamp_min(1)).flip(1)
     precision = (at_least * yes).sum(1) / having
     auroc = ((no.cumsum(1) - no / 2) * yes).sum(1) / (without * having)
-    return torch.where((without == 0) | (having == 0), torch.nan, torch.stack([precision, auroc]))
+    missing = (without == 0) | (having == 0)
+    return torch.where(missing, torch.nan, torch.stack([precision, auroc]))
 
 
 class Regression(Task):

@@ -156,7 +156,8 @@ def in_bins(confidence: Tensor, correct: Tensor, weights: Tensor) -> Tensor:
     """Return sums of confidence, correctness and weight in bins of confidence, `(3, bins, inputs)`, of `(inputs, answers)` each."""
     place = torch.bucketize(confidence.contiguous(), _EDGES[1:-1].to(confidence))
     values = torch.stack([confidence.double(), correct.double(), torch.ones_like(weights)]) * weights
-    return weights.new_zeros(3, len(confidence), _BINS).scatter_add_(2, place.expand(3, -1, -1), values).movedim(1, -1)
+    empty = weights.new_zeros(3, len(confidence), _BINS)
+    return empty.scatter_add_(2, place.expand(3, -1, -1), values).movedim(1, -1)
 
 
 def binned_reliability(name: str, bins: Tensor) -> Reliability:

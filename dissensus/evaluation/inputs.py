@@ -141,7 +141,8 @@ def named_sets(
 def checked_groups(groups: Mapping[str, Iterable[str]] | None, sets: list[NamedSet]) -> dict[str, tuple[str, ...]]:
     """Return groups of OOD sets; refuse unknown sets, empty groups and clashing names."""
     known = [part.name for part in sets if part.kind == "ood"]
-    checked = {name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in (groups or {}).items()}
+    given = (groups or {}).items()
+    checked = {name: (parts,) if isinstance(parts, str) else tuple(parts) for name, parts in given}
     _check_names([*(part.name for part in sets), *checked])
     for name, parts in checked.items():
         check_each_once(f"Group {name!r} must list OOD sets, each once", parts, known)

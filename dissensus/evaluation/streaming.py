@@ -149,7 +149,8 @@ def _scaled(image: Tensor) -> Tensor:
     """Return an image with values from 0 to 1; those beyond (normalised inputs) are stretched to its own range."""
     values = image.float() / 255 if image.dtype == torch.uint8 else image.float()
     low, high = values.aminmax()
-    return torch.where((low < 0) | (high > 1), (values - low) / (high - low).clamp_min(1e-12), values)
+    outside = (low < 0) | (high > 1)
+    return torch.where(outside, (values - low) / (high - low).clamp_min(1e-12), values)
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,8 @@ class Reader:
                     self._begin(outputs, targets)
                 return outputs, outputs.isfinite().flatten(2).all(-1), self.task.columns(outputs, targets)
 
-            self._programs[features] = Captured(read, self.members, f"evaluation {' '.join(self.task.score_names)}")
+            name = f"evaluation {' '.join(self.task.score_names)}"
+            self._programs[features] = Captured(read, self.members, name)
         return self._programs[features]
 
     def _columns(self, program: Captured[Read], raw: Batch, y: Tensor | None, name: str, start: int) -> Columns:

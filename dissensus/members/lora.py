@@ -147,7 +147,8 @@ class _Full(OwnLayer):
         self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        found = x.reshape(len(self.weight), -1, x.shape[-1]) @ self.weight.transpose(1, 2)
+        rows = x.reshape(len(self.weight), -1, x.shape[-1])
+        found = rows @ self.weight.transpose(1, 2)
         found = found if self.bias is None else found + self.bias[:, None]
         return found.reshape(*x.shape[:-1], -1)
 

@@ -409,4 +409,5 @@ def _widened(old: Tensor, piece: Slice, kept: Tensor, width: int) -> Tensor:
     shape = (*old.shape[: piece.axis], spare, *old.shape[piece.axis + 1 :])
     drawn = entries[torch.randint(len(entries), shape, device=old.device)]
     fresh = torch.ones(size, dtype=torch.bool, device=old.device).index_fill(0, kept, False).nonzero()[:, 0]
-    return torch.cat([old, drawn], piece.axis).index_select(piece.axis, torch.cat([kept, fresh]).argsort())
+    both = torch.cat([old, drawn], piece.axis)
+    return both.index_select(piece.axis, torch.cat([kept, fresh]).argsort())

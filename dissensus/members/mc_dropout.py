@@ -191,4 +191,5 @@ def _last_linear_layers(net: nn.Module) -> list[nn.Module]:
 
 
 def _drop_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (layer.get_submodule("dropout")(inputs[0]), *inputs[1:])
+    dropout = layer.get_submodule("dropout")
+    return (dropout(inputs[0]), *inputs[1:])

@@ -86,7 +86,8 @@ class MIMO(SharedMembers):
         orders = self._orders(keys, x.shape[1 if own else 0])
         inputs = [(x[m] if own else x).index_select(0, order) for m, order in enumerate(orders)]
         outputs = self._run_joined(tensors, inputs, keys)
-        return torch.stack([outputs[m].index_select(0, order) for m, order in enumerate(orders.argsort(1))])
+        back = orders.argsort(1)
+        return torch.stack([outputs[m].index_select(0, order) for m, order in enumerate(back)])
 
     def _orders(self, keys: Keys, batch: int) -> Tensor:
         """Return an order of the batch for every member, `(members, batch)`; repeated examples stand in the same place in all."""
@@ -104,7 +105,8 @@ class MIMO(SharedMembers):
         """Run the network on inputs side by side; return what it answers to each, `(members, batch, ...)`."""
         joined = torch.cat(inputs, dim=self.axes[0])
         owners = torch.zeros(len(joined), dtype=torch.int64, device=joined.device)
-        return _answers(self.run_rows(tensors, joined, owners, keys), self.num_members, self.axes[1])
+        outputs = self.run_rows(tensors, joined, owners, keys)
+        return _answers(outputs, self.num_members, self.axes[1])
 
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module: the network on copies of its input, and one of its answers."""
@@ -150,6 +152,7 @@ def _only(part: Traced, layers: set[fx.Node], what: str) -> fx.Node:
     if len(found) != 1 or type(part.module(found[0])) not in LAYERS:
         names = ", ".join(part.name(node) for node in found) or "none"
         raise ValueError(f"MIMO widens the layer (linear, convolution) that {what}: there must be one; found {names}.")
-    if getattr(part.module(found[0]), "groups", 1) != 1 or not part.called_once(found[0]):
+    module = part.module(found[0])
+    if getattr(module, "groups", 1) != 1 or not part.called_once(found[0]):
         raise ValueError(f"The layer {part.name(found[0])!r} has groups or runs twice, so it cannot be widened.")
     return found[0]

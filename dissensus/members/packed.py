@@ -164,7 +164,8 @@ def _pack(nets: list[nn.Module]) -> nn.Module:
     net = copy.deepcopy(nets[0])
     for name, module in list(net.named_modules()):
         if isinstance(module, _KNOWN):
-            net = put_layer(net, name, _Packed([each.get_submodule(name) for each in nets]).train(module.training))
+            layers = [each.get_submodule(name) for each in nets]
+            net = put_layer(net, name, _Packed(layers).train(module.training))
     return net
 
 

@@ -104,7 +104,7 @@ def why_another(
     if own.keys() != theirs.keys():
         return "they have other modules"
     for name, module in own.items():
-        where, like = {"": "the module itself"}.get(name, f"module {name!r}"), theirs[name]
+        where, like = f"module {name!r}" if name else "the module itself", theirs[name]
         # By name: parametrised modules get a class of their own each.
         kind, wanted = ((type(m).__module__, type(m).__qualname__) for m in (module, like))
         if not soup and any(getattr(module, hooks, None) for hooks in _HOOKS):
@@ -228,7 +228,8 @@ class Shell:
         self._buffers: list[tuple[nn.Module, str, str]] = []
         for module in net.modules():
             keep_weights_apart(module)
-            for store, noted in ((module._parameters, self._parameters), (module._buffers, self._buffers)):
+            stores = ((module._parameters, self._parameters), (module._buffers, self._buffers))
+            for store, noted in stores:
                 noted += [(module, name, owner[id(t)]) for name, t in store.items() if t is not None]
         self.release()
 

@@ -54,7 +54,8 @@ def auroc(ood_scores: Array, id_scores: Array) -> float:
     ood, known = (_ascending(scores) for scores in scores_pair(ood_scores, id_scores))
     # Both sides sorted, so that the searches walk through memory once; sums of counts stay exact integers.
     below = int(torch.searchsorted(known, ood).sum())
-    return (below + int(torch.searchsorted(known, ood, right=True).sum())) / (2 * len(ood) * len(known))
+    at_or_below = int(torch.searchsorted(known, ood, right=True).sum())
+    return (below + at_or_below) / (2 * len(ood) * len(known))
 
 
 @checked
@@ -113,7 +114,8 @@ def fpr_at_tpr(ood_scores: Array, id_scores: Array, tpr: float = 0.95, positive:
     # The product may round up past an integer (0.07 * 100), the quotient does not.
     if caught > 1 and (caught - 1) / len(wanted) >= tpr:
         caught -= 1
-    return int((others >= _ascending(wanted)[len(wanted) - caught]).sum()) / len(others)
+    threshold = _ascending(wanted)[len(wanted) - caught]
+    return int((others >= threshold).sum()) / len(others)
 
 
 @checked

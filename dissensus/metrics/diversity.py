@@ -35,7 +35,8 @@ def disagreement(predictions_a: Array, predictions_b: Array) -> float:
         0.25
     """
     first = indices(predictions_a, "predictions_a")
-    return _fraction(first != indices(predictions_b, "predictions_b", len(first)).to(first.device))
+    second = indices(predictions_b, "predictions_b", len(first)).to(first.device)
+    return _fraction(first != second)
 
 
 @checked

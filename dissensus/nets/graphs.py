@@ -362,7 +362,8 @@ def masked_node(part: Traced, node: fx.Node) -> fx.Node | None:
     previous = only_input(node)
     if previous is None or previous.op != "call_module" or not part.called_once(previous):
         return None
-    return previous if _takers(previous) == [node] and effect_of(part, node) in _KEEPS_ZERO else None
+    alone = _takers(previous) == [node]
+    return previous if alone and effect_of(part, node) in _KEEPS_ZERO else None
 
 
 def _takers(node: fx.Node) -> list[fx.Node]:

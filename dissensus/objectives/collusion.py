@@ -340,7 +340,8 @@ def _class_share(probs: Tensor, labels: Tensor, weights: Tensor | None) -> float
     spread = float(variance(probs, weights).mean())
     if spread <= 0 or chance >= 1:
         return 0.0
-    sums = probs.new_zeros(len(probs), classes, classes).index_add_(1, labels, probs - weighted_mean(probs, weights))
+    deviation = probs - weighted_mean(probs, weights)
+    sums = probs.new_zeros(len(probs), classes, classes).index_add_(1, labels, deviation)
     constant = (sums.square().sum(-1) / counts.clamp_min(1)).sum(1) / examples
     share = float(weighted_mean(constant, weights)) / spread
     return max(0.0, (share - chance) / (1 - chance))

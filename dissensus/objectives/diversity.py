@@ -188,7 +188,8 @@ def diversity_closed_form(
         return _signed_disagreement(outputs, class_labels(targets, outputs), weights)
     log_prob, mass = events(loss, outputs, targets, label_smoothing)
     log_probs = log_prob(outputs)
-    return weighted_mean(event_sum(log_mixture(log_probs, weights) - log_probs, mass), weights)
+    log_ratio = log_mixture(log_probs, weights) - log_probs
+    return weighted_mean(event_sum(log_ratio, mass), weights)
 
 
 @checked
@@ -285,7 +286,8 @@ def _prepared(
 
 def variance(values: Tensor, weights: Tensor | None) -> Tensor:
     """Mean squared distance of the members from their average, `(batch,)`."""
-    return weighted_mean(output_sum((values - weighted_mean(values, weights)).square()), weights)
+    deviation = values - weighted_mean(values, weights)
+    return weighted_mean(output_sum(deviation.square()), weights)
 
 
 def _divergence_from_pool(scores: Tensor, loss: str, weights: Tensor | None) -> Tensor:

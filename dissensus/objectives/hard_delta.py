@@ -99,7 +99,8 @@ def farthest_partner(x: Tensor, scale: Tensor) -> Tensor:
     white = x / scale.clamp_min(1e-6)
     squares = white.square().sum(-1)
     distances = squares[..., :, None] + squares[..., None, :] - 2 * white @ white.transpose(-1, -2)
-    return x - x.gather(-2, distances.argmax(-1)[..., None].expand_as(x))
+    farthest = distances.argmax(-1)
+    return x - x.gather(-2, farthest[..., None].expand_as(x))
 
 
 def mahalanobis(values: Tensor, known: Tensor, diagonal: bool = False) -> Tensor:

@@ -217,7 +217,8 @@ def _log_probs(logits: Tensor) -> Tensor:
 def _cross_entropy(log_probs: Tensor, targets: Tensor) -> Tensor:
     if targets.is_floating_point():
         return -(log_probs * targets).sum(-1)
-    return -log_probs.gather(-1, targets.expand(log_probs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+    labels = targets.expand(log_probs.shape[:-1]).unsqueeze(-1)
+    return -log_probs.gather(-1, labels).squeeze(-1)
 
 
 def _brier(probs: Tensor, targets: Tensor) -> Tensor:

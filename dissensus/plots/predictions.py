@@ -68,7 +68,8 @@ def four_panels(
     for ax, values in zip(axes[2:], (data_uncertainty, knowledge_uncertainty), strict=True):
         image = _image(as_array(values), axis, ax, cmap="viridis", vmin=0, vmax=log(num_classes))
     figure.colorbar(image, ax=axes, label="nats", shrink=0.44, anchor=(0.0, 0.03))
-    for ax, text in zip(axes, ("data", "mean prediction", "data uncertainty", "knowledge uncertainty"), strict=True):
+    titles = ("data", "mean prediction", "data uncertainty", "knowledge uncertainty")
+    for ax, text in zip(axes, titles, strict=True):
         ax.set(title=text, xlim=ends, ylim=ends, aspect="equal")
     return figure
 

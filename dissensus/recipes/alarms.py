@@ -175,7 +175,8 @@ def _some(values: Any, most: int) -> Any:
 def _misses(run: "LoadedRun", x: Tensor, y: Tensor) -> Tensor:
     outputs = predict(run.ensemble, x)
     if run.preprocessing.classes is not None:
-        return 1 - outputs.softmax(-1).mean(0)[torch.arange(len(y)), y][None].double()
+        probs = outputs.softmax(-1).mean(0)
+        return 1 - probs[torch.arange(len(y)), y][None].double()
     mean, deviation = _moments(run, outputs)
     return ((y - mean).abs() / deviation).T.double()
 

@@ -185,7 +185,8 @@ def is_regression(loaded: Loaded) -> bool:
     assert loaded.y is not None
     if loaded.y.is_floating_point() or loaded.y.ndim > 1:
         return True
-    return loaded.classes is None and loaded.table is not None and len(loaded.y.unique()) > _MOST_CLASSES_OF_NUMBERS
+    numbers = loaded.classes is None and loaded.table is not None
+    return numbers and len(loaded.y.unique()) > _MOST_CLASSES_OF_NUMBERS
 
 
 def _no_names(whole: Loaded, settings: DataSettings) -> list[str]:
@@ -401,7 +402,8 @@ class Preprocessing:
 
 def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of images, or of each feature (the last axis)."""
-    std, mean = torch.std_mean(x.double(), dim=[0, 2, 3] if x.ndim == 4 else list(range(x.ndim - 1)), correction=0)
+    axes = [0, 2, 3] if x.ndim == 4 else list(range(x.ndim - 1))
+    std, mean = torch.std_mean(x.double(), dim=axes, correction=0)
     # A feature that never changes has nothing to scale.
     std = torch.where(std > 1e-12 * mean.abs().clamp_min(1e-30), std, 1.0)
     return tuple(mean.tolist()), tuple(std.tolist())

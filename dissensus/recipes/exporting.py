@@ -28,7 +28,8 @@ def export_run(
     calibration = load_calibration(folder, run, false_alarms)
     facts = run.preprocessing.to_json()
     # Rows that the file is compared on: held-out ones, where there are some.
-    rows = next(filter(None, map(partial(rows_of_run, run, folder), ("calibration", "validation", "test", "train"))))
+    parts = map(partial(rows_of_run, run, folder), ("calibration", "validation", "test", "train"))
+    rows = next(filter(None, parts))
     example = rows.rows(torch.arange(min(len(rows), _EXAMPLES)))
     taken, columns = example.x, run.preprocessing.columns
     if columns is not None and example.table is not None:  # the columns of built-in tables are numbers already

@@ -140,7 +140,8 @@ class Recipe:
     def build_objective(self) -> Objective:
         """Make the objective; masked examples get the uniform target where the ensemble asks for that."""
         objective = choices.build_objective(self.objective)
-        return objective.uniform_where_masked() if self.ensemble.get("masked_target") == "uniform" else objective
+        uniform = self.ensemble.get("masked_target") == "uniform"
+        return objective.uniform_where_masked() if uniform else objective
 
     def build_ensemble(self, preprocessing: Preprocessing, outputs: int, *, allow_import: bool = False) -> Members:
         """Make the untrained ensemble, for inputs that look as `preprocessing` says and so many outputs a prediction."""
@@ -235,7 +236,8 @@ class Recipe:
             )
             if writes:
                 save_ensemble(folder, ensemble, preprocessing, outputs, run.step, sets)
-                for note in calibrate_run(load_run(folder, allow_import=allow_import), sets, self.alarm, folder):
+                trained = load_run(folder, allow_import=allow_import)
+                for note in calibrate_run(trained, sets, self.alarm, folder):
                     log.warning("%s", note)
         return run
 
@@ -416,7 +418,8 @@ class InUnits(nn.Module):
         mean, scale = mean_and_scale(outputs)
         wanted = (scale * self.std - SCALE_FLOOR).clamp_min(1e-12)
         # The inverse of softplus, in a form that neither overflows for large scales nor cancels for small ones.
-        return torch.cat([mean * self.std + self.mean, wanted + torch.log(-torch.expm1(-wanted))], dim=-1)
+        rho = wanted + torch.log(-torch.expm1(-wanted))
+        return torch.cat([mean * self.std + self.mean, rho], dim=-1)
 
 
 def _in_units(ensemble: Members, recipe: Recipe, preprocessing: Preprocessing) -> Members:

@@ -143,7 +143,8 @@ def _part_of_table(run: LoadedRun, start: int, frame: Any, share: float, carry: 
         f"column {name!r} holds values that training never saw ({', '.join(map(repr, texts[:3]))}), read as none of its own"
         for name, texts in columns.unseen(frame).items()
     )
-    return Part(head, torch.from_numpy(x[kept]), {start + row: why for row, why in problems.items()}, share, notes)
+    named = {start + row: why for row, why in problems.items()}
+    return Part(head, torch.from_numpy(x[kept]), named, share, notes)
 
 
 def _carried(frame: Any, carry: Sequence[str], target: str | None, kept: Any) -> Table:

@@ -51,7 +51,8 @@ def _columns_in_words(loaded: Loaded) -> str:
     if loaded.columns is None or loaded.table is None:
         return ""
     missing = {name: int(where.sum()) for name, where in loaded.columns.missing(loaded.table).items()}
-    rows = [[own.name, own.read_as, str(missing.get(own.name) or ""), own.note] for own in loaded.columns.columns]
+    columns = loaded.columns.columns
+    rows = [[own.name, own.read_as, str(missing.get(own.name) or ""), own.note] for own in columns]
     return text_table(["column", "read as", "missing", "remark"], rows)
 
 

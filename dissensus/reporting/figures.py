@@ -103,7 +103,8 @@ def severity_curves(curves: Mapping[str, Mapping[int, Number]], ylabel: str) -> 
         levels, look = sorted(numbers), style(place)
         values, low, high = ([getattr(numbers[level], end) for level in levels] for end in ("value", "low", "high"))
         (line,) = ax.plot(levels, values, marker="o", markersize=4, label=label, **look)
-        hover(line, [f"{label}, severity {level}: {value:.3f}" for level, value in zip(levels, values, strict=True)])
+        pairs = zip(levels, values, strict=True)
+        hover(line, [f"{label}, severity {level}: {value:.3f}" for level, value in pairs])
         if None not in low:
             ax.fill_between(levels, low, high, color=look["color"], alpha=0.18, linewidth=0)
     ax.set(xlabel="severity (0 is clean)", ylabel=ylabel)

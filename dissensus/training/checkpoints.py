@@ -72,7 +72,8 @@ class CheckpointFolder:
             for name in names:
                 blocks = {_block(name, place, count): digest for place, digest in enumerate(digests)}
                 body = {"format": FORMAT, "blocks": blocks, "facts": dict(facts)}
-                replace_file(self.folder / f"{name}.json", json.dumps({"sha256": _digest(body), "checkpoint": body}))
+                told = json.dumps({"sha256": _digest(body), "checkpoint": body})
+                replace_file(self.folder / f"{name}.json", told)
             self._clear(kind, names[0])
 
     def load(self, kind: str = "last") -> tuple[dict[str, Tensor], dict[str, Any], str | None]:
@@ -134,7 +135,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         for key, tensor in load(data).items():
             found.setdefault(key, []).append(tensor)
     # What several blocks hold are rows of their members; what belongs to all is in the first one only.
-    return {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in found.items()}, body["facts"]
+    tensors = {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in found.items()}
+    return tensors, body["facts"]
 
 
 def architecture(members: Members) -> dict[str, str]:

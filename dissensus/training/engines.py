@@ -225,7 +225,8 @@ class GraphReplay(Replay):
             static.data["batch"] = tree_map(torch.clone, state.data["batch"])
         super().__init__(train_step, static, size)
         count = len(self.units)
-        self.streams = [torch.cuda.Stream() for _ in range(min(count, train_step.settings.concurrent_members or count))]
+        at_once = min(count, train_step.settings.concurrent_members or count)
+        self.streams = [torch.cuda.Stream() for _ in range(at_once)]
         self.pace = Pace(train_step.total_steps)
         self.steps, self.side = 0, torch.cuda.Stream()
         # By how many steps they take.
@@ -275,7 +276,8 @@ class Recorded:
         shape = (size, *(leaf.shape for leaf in tree_leaves(batch)))
         if shape not in self.replays:
             # What processes exchange goes between programs, not into a graph.
-            kind = GraphReplay if state.index.is_cuda and not isinstance(self.train_step, MeshStep) else Replay
+            graphs = state.index.is_cuda and not isinstance(self.train_step, MeshStep)
+            kind = GraphReplay if graphs else Replay
             with alone, no_sources_kept():
                 self.replays[shape] = kind(self.train_step, state, size)
         return self.replays[shape]
@@ -305,7 +307,8 @@ class Pace:
             elif self.calls == self.last:
                 self.end.record()
             elif self.calls > self.last and self.end.query():
-                self.found = self.start.elapsed_time(self.end) / (self.last - self.first) < SHORT_MS
+                milliseconds = self.start.elapsed_time(self.end) / (self.last - self.first)
+                self.found = milliseconds < SHORT_MS
         return bool(self.found)
 
 

@@ -232,8 +232,11 @@ def _check_alike(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) 
 def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
     """Refuse targets of dense outputs that are not one class index for each position."""
     if y.is_floating_point():
-        raise ValueError(f"The {name} targets of outputs with positions must be integer class indices; got {y.dtype}.")
-    axis = class_axis_of(outputs[:, :1].expand(-1, 1, *outputs.shape[2:]), y[:1], likelihood.class_axis)
+        raise ValueError(
+            f"The {name} targets of outputs with positions must be class indices (integers); got {y.dtype}."
+        )
+    few = outputs[:, :1].expand(-1, 1, *outputs.shape[2:])
+    axis = class_axis_of(few, y[:1], likelihood.class_axis)
     counted = y[y != likelihood.ignore_index]
     if len(counted):
         sources.check_labels_fit(counted, outputs.shape[axis], name)

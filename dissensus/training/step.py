@@ -147,7 +147,8 @@ class TrainStep:
         }
         x, y, step.weights = read_batch(self.feed, state.data, size)
         if (augment := self.settings.augment) is not None:
-            changed = augment(x.value() if isinstance(x, Tree) else x, y, step.noise(shared=not self.feed.own))
+            given = x.value() if isinstance(x, Tree) else x
+            changed = augment(given, y, step.noise(shared=not self.feed.own))
             if not isinstance(changed, tuple) or len(changed) != 2:
                 raise ValueError(f"`augment` must return inputs and targets, (x, y); got {type(changed).__name__}.")
             x, y = batch_of(changed[0]), changed[1]
@@ -498,7 +499,8 @@ class Adam(Rule):
         first, second = slots["first"], slots["second"]
         first.lerp_(gradient, 1 - self.betas[0])
         second.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
-        values.addcmul_(first / second.sqrt().add_(floor), rate)
+        scaled = first / second.sqrt().add_(floor)
+        values.addcmul_(scaled, rate)
 
     def update_rows(self, values: Tensor, slots: Slots, rows: Tensor, given: Given) -> None:
         """Take one step on some rows, where a kernel can without a copy of them."""

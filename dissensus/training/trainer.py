@@ -289,7 +289,8 @@ class Trainer:
         result, every = self.result, self.settings.check_every
         sizes = self.feed.epoch(result.epoch, result.step % self.feed.steps_per_epoch)
         for size in sizes:
-            deque(islice(sizes, self._take_steps(size) - 1), maxlen=0)
+            ahead = self._take_steps(size) - 1
+            deque(islice(sizes, ahead), maxlen=0)
             self.progress.update(result.step, result.epoch + 1)
             if every != "epoch" and result.step % every == 0:
                 self._check()
@@ -314,7 +315,8 @@ class Trainer:
         settings, asked = self.settings, self.result.engine or self.settings.engine
         if not self.chosen:
             if asked != "eager" or settings.concurrent_members is not None:
-                self.engine = choose_engine(asked, self.step, self.state, size, self.total_steps - self.result.step)
+                left = self.total_steps - self.result.step
+                self.engine = choose_engine(asked, self.step, self.state, size, left)
             self.chosen, self.result.engine = True, "eager" if self.engine is None else self.engine.name
         return self.engine
 
@@ -407,7 +409,8 @@ class Trainer:
 
     def _not_finite(self) -> list[int]:
         """Return the places of members whose loss or weights are no longer finite."""
-        bad = torch.zeros(self.members.num_trained, dtype=torch.bool, device=self.state.index.device)
+        count = self.members.num_trained
+        bad = torch.zeros(count, dtype=torch.bool, device=self.state.index.device)
         if (losses := self.state.sums.get("loss")) is not None:
             bad |= ~torch.isfinite(losses)
         for block in (block for block in self.blocks if block.flat.numel()):
