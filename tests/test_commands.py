@@ -473,7 +473,7 @@ def test_nothing_held_out_is_said(home, tmp_path):
     run("train", home / "recipe.toml", "-o", tmp_path / "run", "--set", "data.test=0.0", "--set", "training.epochs=1")
     result = invoke("evaluate", tmp_path / "run")
     assert result.exit_code == 2
-    assert "Name test data with --data" in result.stderr
+    assert "Name some with --data" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_pictures_with_several_labels_are_in_the_gallery(tmp_path):
         (lambda x, y: ((x, y[:, :3]), {}), r"must be shaped \(inputs, 4\)"),
         (lambda x, y: ((x, 2 * y), {}), "must be 0 or 1; got"),
         (lambda x, y: ((x, y[:, 0]), {}), "For one class an input choose loss='cross_entropy'"),
-        (lambda x, y: ((x, y.float()), {"loss": "auto"}), "may be labels or numbers; say which"),
+        (lambda x, y: ((x, y.float()), {"loss": "auto"}), "labels or numbers: say which"),
         (lambda x, y: ((x, y), {"corruptions": "fog"}), "for classifiers of images, one class each"),
         (lambda x, y: ((x, y), {"scores": ["total_variance"]}), "`scores` must name each score once"),
     ],
