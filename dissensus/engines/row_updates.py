@@ -4,7 +4,9 @@ Written with gathers and scatters a compiler makes three kernels of it, which mo
 write to rows that it still reads.
 """
 
+from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, library
@@ -35,14 +37,11 @@ def update_by_adam(
     beta2: float,
 ) -> None:
     """Take a step of Adam on some rows, in place; the same as `optimizers.Adam.update` on copies of them."""
-    from dissensus.engines._triton import adam_rows_kernel  # Triton is there only where torch computes on a GPU
-
     columns = values.shape[1]
     assert all(tensor.stride() == (columns, 1) for tensor in (values, first, second))
     parts = [part.reshape(len(rows), -1).contiguous() for part in gradient]
     start = 0
-    for index in range(0, len(parts), 4):
-        four = parts[index : index + 4]
+    for four in (parts[index : index + 4] for index in range(0, len(parts), 4)):
         sizes = [part.shape[1] for part in four]
         blocks = sum(-(-size // _BLOCK) for size in sizes)
         missing = 4 - len(four)
@@ -50,6 +49,14 @@ def update_by_adam(
         factors = [rate if factor is None else factor.contiguous() for factor in (kept, decay, rate, floor)]
         numbers = [*sizes, *[0] * missing, start, rows.contiguous(), *factors, columns, beta1, beta2]
         flags = {"KEEPS": kept is not None, "DECAYS": decay is not None, "BLOCK": _BLOCK}
-        adam_rows_kernel[len(rows), blocks](*pointers, *numbers, **flags, num_warps=4)
+        _kernel()[len(rows), blocks](*pointers, *numbers, **flags, num_warps=4)
         start += sum(sizes)
     assert start <= columns
+
+
+@cache
+def _kernel() -> Any:
+    """Return the kernel; Triton is there only where torch computes on a GPU."""
+    from dissensus.engines._triton import adam_rows_kernel
+
+    return adam_rows_kernel
