@@ -31,10 +31,10 @@ from dissensus_studies.harness.image_arms import (
     summary_line,
     training_record,
 )
-from dissensus_studies.harness.image_pages import arms_table, over_seeds
 from dissensus_studies.harness.image_sets import Images, ImageSets
-from dissensus_studies.harness.image_study import ImageStudy, Page, Work
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table
 from dissensus_studies.harness.outputs import Outputs
+from dissensus_studies.harness.statistics import over_seeds
 from dissensus_studies.masksembles import MaskSetting, small_network
 from dissensus_studies.masksembles import make_members as make_masked
 
@@ -285,16 +285,16 @@ def page(work: Work, found: Arms) -> Page:
         found.done, COLUMNS, f"Each arm trained for about {budget:g} seconds, or the epochs that were asked for."
     )
 
-    def sections(outputs: Outputs) -> list[Section]:
+    def figure(outputs: Outputs) -> Section:
         pairs = [(record["family"], record) for record in found.done.values()]
         costs = over_seeds(pairs, lambda record: 1e6 / record["images_a_second"])
         losses = over_seeds(pairs, lambda record: record["test"]["nll"][0])
         points = {family: (costs[family].mean, losses[family].mean) for family in costs}
         alt = "negative log-likelihood against the cost of a prediction"
-        return [Section("Kinds and objectives", table, outputs.picture("choosing_pareto", pareto(points), alt))]
+        return Section("Loss against cost", outputs.picture("choosing_pareto", pareto(points), alt))
 
     remarks = [f"A2D disagrees on {name}, which no arm is judged by." for name in work.sets.ood if name not in sets.ood]
-    return Page([], "", sections, table, remarks, {"sets": sets.describe()}, {"seconds": budget})
+    return Page([], "", table, figure, remarks, {"sets": sets.describe()}, {"seconds": budget})
 
 
 def _done(arms: Sequence[Arm], output: Path, *, settings: Record, **asked: Any) -> Arms:

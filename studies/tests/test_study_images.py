@@ -25,9 +25,9 @@ from dissensus_studies.harness.image_arms import (
     summary_line,
     training_record,
 )
-from dissensus_studies.harness.image_pages import over_seeds, with_interval
 from dissensus_studies.harness.image_sets import load_images
-from dissensus_studies.harness.image_study import sets_section
+from dissensus_studies.harness.image_study import sets_section, with_interval
+from dissensus_studies.harness.statistics import over_seeds
 from folder_cases import write_folder
 from image_cases import bright_images, write_images
 from torch import nn

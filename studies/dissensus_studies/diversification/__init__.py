@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dissensus._machine import one_thread
-from dissensus.html import Section
 from dissensus_studies.diversification.arms import record_of, with_values
 from dissensus_studies.diversification.data import Material, Pretrained
 from dissensus_studies.diversification.settings import pretrained_settings, settings_of
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.claims import Claim
 from dissensus_studies.harness.figures import Drawing, sweep
-from dissensus_studies.harness.image_pages import arms_table, at
-from dissensus_studies.harness.image_study import ImageStudy, Options, Page, Work
+from dissensus_studies.harness.image_study import ImageStudy, Options, Page, Work, arms_table, at
 from dissensus_studies.recorded import BMA, PDS, framed, guided_claims, judged
 
 _JUDGED = (
@@ -73,14 +71,12 @@ def page(work: Work, done: Arms) -> Page:
         "AUROCs are for corrupted images at severity 5 and for unknown ones, by the mixture (BMA) and by predictive diversity (PDS); "
         "the worst group is of images whose backgrounds mislead.",
     )
+    drawing = _strengths(judged_arms)
     return Page(
         _claims(judged_arms),
         _JUDGED,
-        lambda outputs: [
-            *(drawing.section(outputs) for drawing in _strengths(judged_arms)),
-            Section("All arms", table),
-        ],
         table,
+        drawing.section if drawing else None,
         _remarks(work.material, work),
         settings={"sources": work.material.source_names},
     )
@@ -97,7 +93,7 @@ def _claims(records: Sequence[Record]) -> list[Claim]:
     return claims
 
 
-def _strengths(records: Sequence[Record]) -> list[Drawing]:
+def _strengths(records: Sequence[Record]) -> Drawing | None:
     """Return the AUROC of predictive diversity against the strength, for five loss-guided members with and without the guard."""
     points = [
         (f"{record['family']}, {setting['guard']}", setting["strength"], record)
@@ -108,11 +104,11 @@ def _strengths(records: Sequence[Record]) -> list[Drawing]:
         and (setting["num_members"], setting["layers"], setting["active"] in (0, 2)) == (5, 2, True)
     ]
     if len({strength for _, strength, _ in points}) < 2:
-        return []
+        return None
     columns = {f"AUROC of PDS, {part}": at("auroc", part, PDS) for part in _PARTS if part in records[0]["auroc"]}
-    return [
-        sweep("diversification_strength", "Detection against the strength", points, columns, "strength", xscale="log")
-    ]
+    return sweep(
+        "diversification_strength", "Detection against the strength", points, columns, "strength", xscale="log"
+    )
 
 
 def _remarks(material: Material, work: Work) -> list[str]:

@@ -14,9 +14,8 @@ from dissensus import plots
 from dissensus.html import Section
 from dissensus.plots.figures import tick_text
 from dissensus_studies.harness.arm_log import Record
-from dissensus_studies.harness.image_pages import over_seeds
 from dissensus_studies.harness.outputs import Outputs
-from dissensus_studies.harness.statistics import Summary
+from dissensus_studies.harness.statistics import Summary, over_seeds
 
 if TYPE_CHECKING:
     import matplotlib.axes

@@ -1,18 +1,19 @@
-"""What every image study is: options in; arms run and kept, `results.json`, figures and a page out.
+"""What every image study is: options in; arms run and kept, `results.json`, a figure and a page out.
 
-A study gives its arms and what it makes of their records (`Page`): claims, figures as lines, tables.
+A study gives its arms and what it makes of their records (`Page`): claims, one table of all arms, one figure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from dissensus.html import Section, Table, Text
-from dissensus_studies.harness.arm_log import Arm, Arms, run_arms
+from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.image_sets import ImageSets, load_images
-from dissensus_studies.harness.outputs import Outputs, as_markdown, print_table
+from dissensus_studies.harness.outputs import Outputs, print_table
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,13 @@ class Page:
 
     claims: Sequence[Claim]  # Of the document, if there is one.
     judged: str  # How claims were judged.
-    # Makes what stands between the claims and what the study ran on, figures included.
-    sections: Callable[[Outputs], Sequence[Section]]
-    screen: Table  # What the screen shows.
+    table: Table  # Of all arms; the screen shows it too.
+    figure: Callable[[Outputs], Section] | None = (
+        None  # Draws the section with the figure, where there are arms for it.
+    )
     remarks: Sequence[str] = ()  # In what the run differs from the document's.
     results: Mapping[str, Any] = field(default_factory=dict)  # Further parts of `results.json`.
     settings: Mapping[str, Any] = field(default_factory=dict)  # Further settings there.
-    tables: Sequence[Table] = ()  # What `tables.md` has, if anything.
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,6 @@ class ImageStudy:
         if not found.done:
             raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
         page, outputs = self.page(work, found), Outputs(work.output)
-        if page.tables:
-            (work.output / "tables.md").write_text("\n".join(map(as_markdown, page.tables)), encoding="utf-8")
         # Before anything is drawn: a figure that fails must not cost the numbers.
         outputs.results(
             {
@@ -128,10 +127,39 @@ class ImageStudy:
                 **page.results,
             }
         )
-        print_table(page.screen)
+        print_table(page.table)
         said = [Section("What the document says", claims_table(list(page.claims), page.judged))] if page.claims else []
-        outputs.sections += [*said, *page.sections(outputs), sets_section(sets, found, page.remarks)]
+        drawn = [page.figure(outputs)] if page.figure else []
+        outputs.sections += [*said, *drawn, Section("All arms", page.table), sets_section(sets, found, page.remarks)]
         return outputs.page(self.title, self.lead)
+
+
+def with_interval(value: Sequence[float | None] | None) -> str | None:
+    """Return `[value, low, high]` of a record as text; None stays None.
+
+    Example:
+        >>> with_interval([0.91234, 0.9, 0.92]).split()
+        ['0.9123', '[0.9000,', '0.9200]']
+    """
+    if value is None or value[0] is None:
+        return None
+    middle, *ends = (None if each is None else f"{each:.4f}" for each in value)
+    # Spaces that do not break keep a value and its interval on one line.
+    return middle if None in ends or not ends else f"{middle}\u00a0[{ends[0]},\u00a0{ends[1]}]"
+
+
+def at(*keys: str) -> Callable[[Any], Any]:
+    """Return what reads a place of a record, keys one inside the other; it gives None where there is nothing."""
+    return lambda record: reduce(lambda found, key: (found or {}).get(key), keys, record)
+
+
+def arms_table(
+    records: Mapping[str, Record], columns: Mapping[str, Callable[[Record], object]], caption: str = ""
+) -> Table:
+    """Return a row for each arm: its name, and what each column's function makes of its record, `[value, low, high]` as text."""
+    cells = {name: [read(record) for read in columns.values()] for name, record in records.items()}
+    rows = [(name, *(with_interval(v) if isinstance(v, list) else v for v in own)) for name, own in cells.items()]
+    return Table(("arm", *columns), rows, caption)
 
 
 def sets_section(sets: ImageSets, arms: Arms, remarks: Sequence[str] = ()) -> Section:

@@ -57,13 +57,6 @@ def print_table(table: Table) -> None:
         print("  ".join([first.ljust(widths[0]), *(map(str.rjust, others, widths[1:]))]))
 
 
-def as_markdown(table: Table) -> str:
-    """Return a table as Markdown, its caption above it."""
-    rows = (table.columns, ["---"] * len(table.columns), *table.rows)
-    lines = ["| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |" for row in rows]
-    return "\n".join([*([f"**{table.caption}**", ""] if table.caption else []), *lines, ""])
-
-
 def _as_json(value: Any) -> Any:
     if hasattr(value, "as_json"):
         return value.as_json()
