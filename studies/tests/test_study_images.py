@@ -178,9 +178,6 @@ class TestTraining:
         assert any(isinstance(step, HorizontalFlip) for step in cifar.steps)
         assert any(isinstance(step, Rotation) for step in cifar.steps)
         assert not any(isinstance(step, HorizontalFlip) for step in digits.steps)
-        assert augmentation(sets, "none") is None
-        with pytest.raises(ValueError, match="crop"):
-            augmentation(sets, "colour")
 
     def test_rotated_bytes_become_numbers_from_0_to_1(self, sets):
         changed, _ = augmentation(sets, "crop+rotation")(sets.train.x[:8], sets.train.y[:8], Noise(torch.tensor(3)))

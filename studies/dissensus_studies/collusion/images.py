@@ -133,14 +133,13 @@ def train_and_measure(setting: JointSetting, work: Work) -> Record:
     make = ARCHITECTURES[setting.architecture]
     ensemble = DeepEnsemble(lambda: on_pixels(make(classes=sets.num_classes), sets), setting.num_members, setting.seed)
     objective = Joint(beta=setting.beta, average=setting.average, member_dropout=setting.member_dropout)
-    clean: dict[str, list[float]] = {"ensemble_error": [], "member_error": []}
+    clean: dict[str, list[float]] = {"ensemble_error": []}
 
     def watch(run: Run) -> None:
         """Look at training images as at test images: not augmented, without dropout, all members at one moment."""
         watched = weighted_batches((sets.train.x[:WATCHED_IMAGES], sets.train.y[:WATCHED_IMAGES]), 2048)
-        members, whole = validate(run.members, list(watched), objective.likelihood)
+        _, whole = validate(run.members, list(watched), objective.likelihood)
         clean["ensemble_error"].append(whole["ensemble_loss"])
-        clean["member_error"].append(fmean(members["validation_loss"]))
 
     training |= {"callback": watch} if setting.experiment == "gap" else {"part": "net"}
     run = fit_images(ensemble, sets, objective, **training)
@@ -231,7 +230,7 @@ def interval_of(record: Record, metric: str) -> Sequence[Any]:
 
 
 def image_claims(families: Mapping[str, Family], gaps: Mapping[str, Family], dropped: Family) -> list[Claim]:
-    """Judge the document's statements about images, as far as there are arms for them; arguments are what `_sorted_out` returns."""
+    """Judge the document's statements about images, as far as there are arms for them; by family; `dropped` by share left out."""
     ends, gap_ends = (
         {name: found for name, found in each.items() if {0.0, 1.0} <= set(found)} for each in (families, gaps)
     )
@@ -302,21 +301,26 @@ def _dropout_claims(dropped: Family) -> list[Claim]:
     ]
 
 
-def gaps_of(record: Record) -> list[float]:
-    """Return test minus training error of a gap arm by epoch."""
-    before, after = record["training"]["clean"]["ensemble_error"], record["training"]["history"]["ensemble_loss"]
-    return [test - train for train, test in zip(before, after, strict=True)]
-
-
 def final_gap(record: Record) -> float:
     """Return test minus training error of a gap arm, averaged over the last tenth of its epochs."""
-    gap = gaps_of(record)
+    before, after = record["training"]["clean"]["ensemble_error"], record["training"]["history"]["ensemble_loss"]
+    gap = [test - train for train, test in zip(before, after, strict=True)]
     return fmean(gap[-max(1, len(gap) // 10) :])
 
 
 def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
-    sweeps, gaps, dropped = _sorted_out(found)
+    sweeps: dict[str, dict[float, list[Record]]] = {}
+    gaps: dict[str, dict[float, list[Record]]] = {}
+    dropped: dict[float, list[Record]] = {}
+    with_dropout = {r["family"] for r in found.done.values() if r["setting"]["member_dropout"] > 0.0}
+    for record in found.done.values():
+        setting = JointSetting(**record["setting"])
+        if setting.member_dropout == 0.0:
+            family = (gaps if setting.experiment == "gap" else sweeps).setdefault(setting.family, {})
+            family.setdefault(setting.beta, []).append(record)
+        if setting.family in with_dropout and setting.beta == 1.0:
+            dropped.setdefault(setting.member_dropout, []).append(record)
     points = [
         (name, beta, record)
         for name, family in sweeps.items()
@@ -328,21 +332,6 @@ def page(work: Work, found: Arms) -> Page:
     figure = sweep("collusion_beta", title, points, _NUMBERS, "β", xticks=places).section if points else None
     table = arms_table(found.done, _COLUMNS, _CAPTION)
     return Page(image_claims(sweeps, gaps, dropped), _JUDGED, table, figure, [_HOW])
-
-
-def _sorted_out(found: Arms) -> tuple[dict[str, Family], dict[str, Family], Family]:
-    """Return sweeps over beta, gap arms, and joint training by share of dropped members."""
-    kinds: dict[str, dict[str, dict[float, list[Record]]]] = {"sweep": {}, "gap": {}}
-    dropped: dict[float, list[Record]] = {}
-    with_dropout = {r["family"] for r in found.done.values() if r["setting"]["member_dropout"] > 0.0}
-    for record in found.done.values():
-        setting = JointSetting(**record["setting"])
-        if setting.member_dropout == 0.0:
-            family = kinds[setting.experiment].setdefault(setting.family, {})
-            family.setdefault(setting.beta, []).append(record)
-        if setting.family in with_dropout and setting.beta == 1.0:
-            dropped.setdefault(setting.member_dropout, []).append(record)
-    return dict(kinds["sweep"]), dict(kinds["gap"]), dropped
 
 
 run = ImageStudy(

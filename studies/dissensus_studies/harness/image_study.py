@@ -76,39 +76,21 @@ class ImageStudy:
     arms: Callable[[Work], Sequence[Arm]]  # Its arms, in order of importance.
     page: Callable[[Work, Arms], Page]  # What it makes of what was done.
     prepare: Callable[[Work], Any] = lambda work: None  # Makes the material of its arms.
-    # Its other settings by name, such as "pretrained".
-    settings: Mapping[str, Callable[[Options], Path]] = field(default_factory=dict)
     options: Sequence[str] = ()  # What it can be asked for that not every study can.
     do: Callable[..., Arms] = run_arms  # Does the arms; `run_arms` unless a study does it another way.
 
     def run(
-        self,
-        output: Path,
-        *,
-        quick: bool = False,
-        seed: int = 0,
-        data: Path | None = None,
-        setting: str | None = None,
-        **options: Any,
+        self, output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None, **options: Any
     ) -> Path:
-        """Run the study, or another `setting` of it; return the path of its page. `Options` says what the others are."""
-        of_some, known = ("setting", "backbone", "seconds", "repeats"), [each.name for each in fields(Options)]
-        for name, value in {"setting": setting, **options}.items():
-            if (value is not None and (name in of_some and name not in self.options)) or name not in (
-                "setting",
-                *known,
-            ):
-                raise ValueError(f"This study has no option {name}. Leave it out.")
-        asked = Options(output, quick, seed, data, **options)
-        if setting is None:
-            return self.run_with(asked)
-        if setting not in self.settings:
-            raise ValueError(f"`setting` must be {' or '.join(map(repr, self.settings))} or left out; got {setting!r}.")
-        return self.settings[setting](asked)
+        """Run the study into a folder: read the images, do the arms, write what comes of them; return the path of its page.
 
-    def run_with(self, asked: Options) -> Path:
-        """Read the images, do the arms, and write what comes of them; return the path of the page."""
-        asked = replace(asked, quick=asked.quick or asked.data is None)
+        `options` are those of `Options`.
+        """
+        taken = {each.name for each in fields(Options)} - ({"backbone", "seconds", "repeats"} - {*self.options})
+        options = {name: value for name, value in options.items() if value is not None}
+        if lacking := [name for name in options if name not in taken]:
+            raise ValueError(f"This study has no option {lacking[0]}. Leave it out.")
+        asked = Options(output, quick or data is None, seed, data, **options)
         sets = load_images(asked.data, quick=asked.quick, known=asked.known, limit=asked.limit)
         work = Work(**vars(asked), sets=sets)
         work = replace(work, material=self.prepare(work))

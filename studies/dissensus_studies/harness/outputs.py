@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,8 +58,7 @@ def print_table(table: Table) -> None:
 
 
 def _as_json(value: Any) -> Any:
-    if hasattr(value, "as_json"):
-        return value.as_json()
+    """Return a dataclass, a summary as it says itself, or a tensor's numbers."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    return value.as_json() if hasattr(value, "as_json") else asdict(value)
