@@ -185,14 +185,13 @@ def page(work: Work, found: Arms) -> Page:
     columns[f"mean AUROC, {ANCHORS} references"] = lambda record: mean_auroc(record.get("anchors", {"auroc": {}}))
     columns["s"] = at("training", "seconds")
     drawn = drawing(records)
-    missing = dict(tasks.missing)
     return Page(
         anchoring_claims(records),
         _JUDGED,
         arms_table(same, columns, "Intervals are 95 % over images."),
         drawn.section if drawn else None,
         [*_HOW, *notes, f"Sets to adapt to: {', '.join(tasks.found) or 'none'}."],
-        {"tasks": {name: list(task.notes) for name, task in tasks.found.items()}, "tasks_missing": missing},
+        {"tasks": {name: task.notes for name, task in tasks.found.items()}, "tasks_missing": tasks.missing},
         {"score": SCORES[0], "anchors": [1, ANCHORS]},
     )
 

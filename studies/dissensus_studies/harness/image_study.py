@@ -17,8 +17,8 @@ from dissensus_studies.harness.outputs import Outputs, print_table
 
 
 @dataclass(frozen=True)
-class Options:
-    """What an image study is asked for."""
+class Work:
+    """What an image study is asked for, its images, and what else it prepares: what arms are made of."""
 
     output: Path  # Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
     quick: bool = False  # Few epochs of a small network.
@@ -35,14 +35,8 @@ class Options:
     backbone: str | None = None
     seconds: float | None = None  # Train each arm for about so long.
     repeats: int | None = None  # Run so many seeds.
-
-
-@dataclass(frozen=True)
-class Work(Options):
-    """The same with the images, and what else a study prepares: what arms are made of."""
-
     sets: ImageSets = field(kw_only=True)
-    material: Any = None
+    material: Any = None  # What `prepare` of the study makes.
 
     @property
     def identity(self) -> dict[str, object]:
@@ -59,9 +53,8 @@ class Page:
     claims: Sequence[Claim]  # Of the document, if there is one.
     judged: str  # How claims were judged.
     table: Table  # Of all arms; the screen shows it too.
-    figure: Callable[[Outputs], Section] | None = (
-        None  # Draws the section with the figure, where there are arms for it.
-    )
+    # Draws the section with the figure, where there are arms for it.
+    figure: Callable[[Outputs], Section] | None = None
     remarks: Sequence[str] = ()  # In what the run differs from the document's.
     results: Mapping[str, Any] = field(default_factory=dict)  # Further parts of `results.json`.
     settings: Mapping[str, Any] = field(default_factory=dict)  # Further settings there.
@@ -84,15 +77,16 @@ class ImageStudy:
     ) -> Path:
         """Run the study into a folder: read the images, do the arms, write what comes of them; return the path of its page.
 
-        `options` are those of `Options`.
+        `options` are those of `Work`.
         """
-        taken = {each.name for each in fields(Options)} - ({"backbone", "seconds", "repeats"} - {*self.options})
+        of_some = {"backbone", "seconds", "repeats"} - {*self.options}
+        taken = {each.name for each in fields(Work)} - {"sets", "material", *of_some}
         options = {name: value for name, value in options.items() if value is not None}
         if lacking := [name for name in options if name not in taken]:
             raise ValueError(f"This study has no option {lacking[0]}. Leave it out.")
-        asked = Options(output, quick or data is None, seed, data, **options)
-        sets = load_images(asked.data, quick=asked.quick, known=asked.known, limit=asked.limit)
-        work = Work(**vars(asked), sets=sets)
+        quick = quick or data is None
+        sets = load_images(data, quick=quick, known=options.get("known"), limit=options.get("limit"))
+        work = Work(output, quick, seed, data, **options, sets=sets)
         work = replace(work, material=self.prepare(work))
         found = self.do(self.arms(work), work.output, settings=work.identity, minutes=work.minutes, only=work.arms)
         if not found.done:
