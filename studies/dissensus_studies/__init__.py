@@ -4,7 +4,7 @@ A paper each: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_
 our own. `recorded` and `results` write the pages of docs/results from the record. All stand on `harness`: `arm_log` (arms in order,
 one record each, interrupted runs go on), `statistics` (repeats, intervals, estimates), `claims` (a statement, what was measured, a
 verdict), `figures` (lines in panels), `outputs` (`results.json`, the page), and for images `labelled` and `image_sets` (what is read),
-`image_arms` (trained and measured), `image_pages` (tables of records) and `image_study` (a study is its arms and what it makes of them).
+`image_arms` (trained and measured) and `image_study` (a study is its arms and what it makes of them).
 
 Each study's module has `run(output, *, quick=False, seed=0, data=None, ...)`, which writes `results.json`, figures (SVG and PNG) and a
 page into `output` and returns the page's path. A module is imported only when its study runs.

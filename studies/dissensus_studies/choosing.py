@@ -31,10 +31,10 @@ from dissensus_studies.harness.image_arms import (
     summary_line,
     training_record,
 )
-from dissensus_studies.harness.image_pages import arms_table, over_seeds
 from dissensus_studies.harness.image_sets import Images, ImageSets
-from dissensus_studies.harness.image_study import ImageStudy, Page, Work
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table
 from dissensus_studies.harness.outputs import Outputs
+from dissensus_studies.harness.statistics import over_seeds
 from dissensus_studies.masksembles import MaskSetting, small_network
 from dissensus_studies.masksembles import make_members as make_masked
 
@@ -48,6 +48,7 @@ REFERENCES = 128
 # These take normalised images: their first layer must be the network's own.
 NORMALISED = ("anchored", "mimo")
 PLAIN: Mapping[str, Callable[..., ds.Members]] = {
+    "single": ds.DeepEnsemble,
     "deep": ds.DeepEnsemble,
     "packed": ds.PackedEnsemble,
     "batch ensemble": ds.BatchEnsemble,
@@ -127,29 +128,23 @@ def make_members(setting: Setting, sets: ImageSets, network: Callable[[], nn.Mod
         return on_pixels(network(), sets)
 
     if setting.kind in PLAIN:
-        return PLAIN[setting.kind](make, NUM_MEMBERS, seed=setting.seed)
+        return PLAIN[setting.kind](make, 1 if setting.kind == "single" else NUM_MEMBERS, seed=setting.seed)
     if setting.kind in _MASKED:
         return make_masked(replace(_MASKED[setting.kind], seed=setting.seed), make, NUM_MEMBERS)
-    makers: Mapping[str, Callable[[], ds.Members]] = {
-        "single": lambda: ds.DeepEnsemble(make, 1, setting.seed),
-        "mimo": lambda: ds.MIMO(network, NUM_MEMBERS, setting.seed),
-        "anchored": lambda: ds.Anchored(
-            network, sets.normalise(sets.train.x[:REFERENCES]), NUM_MEMBERS, seed=setting.seed, mask_probability=0.0625
-        ),
-    }
-    return makers[setting.kind]()
+    if setting.kind == "mimo":
+        return ds.MIMO(network, NUM_MEMBERS, setting.seed)
+    references = sets.normalise(sets.train.x[:REFERENCES])
+    return ds.Anchored(network, references, NUM_MEMBERS, seed=setting.seed, mask_probability=0.0625)
 
 
-def make_objective(name: str, elsewhere: Tensor) -> obj.Objective:
-    """Return the objective of this name; strengths are those that its own study found to keep members."""
-    objectives: Mapping[str, Callable[[], obj.Objective]] = {
-        "independent": obj.Independent,
-        "joint 0.4": lambda: obj.Joint(0.4),
-        "loss-guided 0.5": lambda: obj.LossGuided(0.5, active=None),
-        "a2d 0.1": lambda: obj.Disagree(elsewhere, regulariser="a2d", strength=0.1),
-        "adversarial": lambda: obj.Adversarial(obj.Independent(), epsilon=0.01),
-    }
-    return objectives[name]()
+# Of images to disagree on; strengths are those that each objective's own study found to keep members.
+OBJECTIVES: Mapping[str, Callable[[Tensor], obj.Objective]] = {
+    "independent": lambda _: obj.Independent(),
+    "joint 0.4": lambda _: obj.Joint(0.4),
+    "loss-guided 0.5": lambda _: obj.LossGuided(0.5, active=None),
+    "a2d 0.1": lambda elsewhere: obj.Disagree(elsewhere, regulariser="a2d", strength=0.1),
+    "adversarial": lambda _: obj.Adversarial(obj.Independent(), epsilon=0.01),
+}
 
 
 def train_and_measure(setting: Setting, work: Work) -> Record:
@@ -158,7 +153,6 @@ def train_and_measure(setting: Setting, work: Work) -> Record:
     transform = sets.normalise if setting.kind in NORMALISED or attacked else None
     train = partial(_train, setting, sets, elsewhere, transform)
     budget = work.seconds or (QUICK_SECONDS if quick else SECONDS)
-
     network = partial(small_network if quick else resnet18, sets.num_classes)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -244,7 +238,7 @@ def _train(
         fit_images(
             members,
             replace(sets, train=few, validation=Images(few.x[:0], few.y[:0])),
-            make_objective(objective, other),
+            OBJECTIVES[objective](other),
             epochs=TIMED_EPOCHS,
             callback=lambda _: ticks.append(time.monotonic()),
             **options,
@@ -252,9 +246,7 @@ def _train(
         members.load_state_dict(start)
         an_image = min(after - before for before, after in pairwise(ticks)) / len(few.x)
         epochs = max(round(budget / max(an_image * len(sets.all_train.x), 1e-3)), 1)
-    return training_record(
-        fit_images(members, sets, make_objective(objective, other), epochs=epochs, part=part, **options)
-    )
+    return training_record(fit_images(members, sets, OBJECTIVES[objective](other), epochs=epochs, part=part, **options))
 
 
 def _best(group: str) -> Callable[[Record], float | None]:
@@ -285,16 +277,16 @@ def page(work: Work, found: Arms) -> Page:
         found.done, COLUMNS, f"Each arm trained for about {budget:g} seconds, or the epochs that were asked for."
     )
 
-    def sections(outputs: Outputs) -> list[Section]:
+    def figure(outputs: Outputs) -> Section:
         pairs = [(record["family"], record) for record in found.done.values()]
         costs = over_seeds(pairs, lambda record: 1e6 / record["images_a_second"])
         losses = over_seeds(pairs, lambda record: record["test"]["nll"][0])
         points = {family: (costs[family].mean, losses[family].mean) for family in costs}
         alt = "negative log-likelihood against the cost of a prediction"
-        return [Section("Kinds and objectives", table, outputs.picture("choosing_pareto", pareto(points), alt))]
+        return Section("Loss against cost", outputs.picture("choosing_pareto", pareto(points), alt))
 
     remarks = [f"A2D disagrees on {name}, which no arm is judged by." for name in work.sets.ood if name not in sets.ood]
-    return Page([], "", sections, table, remarks, {"sets": sets.describe()}, {"seconds": budget})
+    return Page([], "", table, figure, remarks, {"sets": sets.describe()}, {"seconds": budget})
 
 
 def _done(arms: Sequence[Arm], output: Path, *, settings: Record, **asked: Any) -> Arms:

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from dissensus import masks, metrics
 from dissensus.architectures import resnet18
-from dissensus.html import Section, Table
 from dissensus.members import BatchEnsemble, DeepEnsemble, Masksembles, MCDropout, Members
 from dissensus.randomness import derive, seeded
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, file_name
 from dissensus_studies.harness.claims import Claim
-from dissensus_studies.harness.figures import Drawing, sweep
+from dissensus_studies.harness.figures import sweep
 from dissensus_studies.harness.image_arms import (
     BATCH_SIZE,
     fit_images,
@@ -34,9 +33,8 @@ from dissensus_studies.harness.image_arms import (
     save_outputs,
     summary_line,
 )
-from dissensus_studies.harness.image_pages import arms_table, at
-from dissensus_studies.harness.image_study import ImageStudy, Page, Work
-from dissensus_studies.harness.statistics import Summary, ece_floor
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table, at
+from dissensus_studies.harness.statistics import ece_floor
 
 NUM_MEMBERS = 4
 SCALES = (1.0, 2.0, 3.0, 4.0, 5.0)
@@ -171,17 +169,10 @@ def ensemble_numbers(logits: Tensor, labels: Tensor) -> Record:
     return {
         "pairs": pairs,
         "diversity": sum(pair["diversity"] for pair in pairs) / len(pairs),
-        "curve": _curve(probs.mean(0), labels),
-        "member_curve": _curve(probs[0], labels),
         "member_ece": sum(float(metrics.ece(member, labels, BINS)) for member in probs) / len(probs),
         "ece": float(metrics.ece(probs.mean(0), labels, BINS)),
         "ece_floor": ece_floor(probs.mean(0).amax(-1).numpy(force=True), BINS),
     }
-
-
-def _curve(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
-    found = metrics.reliability_curve(probs, labels, bins=BINS)
-    return {n: [round(float(each), 6) for each in getattr(found, n)] for n in ("confidence", "accuracy", "weight")}
 
 
 ONES = 32
@@ -294,44 +285,6 @@ def page(work: Work, found: Arms) -> Page:
     families = in_order(found)
     measured_laws = laws(draws=1000 if work.quick else 5000)
     runs = min(map(len, families.values()))
-    rows = [[name, *(fmean(map(read, records)) for read in NUMBERS.values())] for name, records in families.items()]
-    return Page(
-        mask_claims(families, measured_laws),
-        f"Means over {runs} run{'s' if runs > 1 else ''} and all pairs of members are compared as they are. Diversity is the share of "
-        "test images on which two members predict different classes, divided by the error rate of the pair.",
-        lambda outputs: [
-            *(drawing.section(outputs) for drawing in _drawings(families, measured_laws)),
-            Section("All arms", *_tables(families, found)),
-        ],
-        Table(("arm", *NUMBERS), rows),
-        [_HOW],
-        {"laws": measured_laws},
-    )
-
-
-def _drawings(families: Families, measured_laws: Sequence[Mapping[str, float]]) -> list[Drawing]:
-    """Return the laws of masks against simulation, and what masks do over the scale beside other kinds."""
-    points = [(f"{row['num_masks']:g} masks", row["scale"], dict(row)) for row in measured_laws]
-    columns = {
-        f"{name} of masks, {part}": itemgetter(key + name)
-        for name in ("width", "overlap")
-        for part, key in (("expected", "expected_"), ("simulated", ""))
-    }
-    found = [sweep("masksembles_laws", "Figure 1: theory and simulation", points, columns, "scale S")]
-    masked = [
-        (name, scale, record)
-        for name, batches in (("masks", ""), ("whole batches", WHOLE))
-        for scale, records in scale_families(families, batches).items()
-        for record in records
-    ]
-    levels = {name: records for name, records in families.items() if "masks" not in name}
-    if masked:
-        title = "Accuracy, diversity and calibration over the scale"
-        found.append(sweep("masksembles_scales", title, masked, NUMBERS, "scale S", levels=levels))
-    return found
-
-
-def _tables(families: Families, found: Arms) -> list[Table]:
     columns: dict[str, Callable[[Record], object]] = {
         **NUMBERS,
         "ECE of a member": itemgetter("member_ece"),
@@ -339,12 +292,23 @@ def _tables(families: Families, found: Arms) -> list[Table]:
         "of a member": itemgetter("member_parameters"),
         "s": at("training", "seconds"),
     }
-    repeated = {name: own for name, own in families.items() if len(own) > 1}
-    rows = [
-        [name, *(str(Summary(tuple(map(read, own)))) for read in NUMBERS.values())] for name, own in repeated.items()
+    masked = [
+        (name, scale, record)
+        for name, batches in (("masks", ""), ("whole batches", WHOLE))
+        for scale, records in scale_families(families, batches).items()
+        for record in records
     ]
-    over_runs = [Table(("arm", *NUMBERS), rows, "Means over runs ± standard errors")] if rows else []
-    return [arms_table(found.done, columns, "Test images."), *over_runs]
+    levels = {name: records for name, records in families.items() if "masks" not in name}
+    title = "Accuracy, diversity and calibration over the scale"
+    return Page(
+        mask_claims(families, measured_laws),
+        f"Means over {runs} run{'s' if runs > 1 else ''} and all pairs of members are compared as they are. Diversity is the share of "
+        "test images on which two members predict different classes, divided by the error rate of the pair.",
+        arms_table(found.done, columns, "Test images."),
+        sweep("masksembles_scales", title, masked, NUMBERS, "scale S", levels=levels).section if masked else None,
+        [_HOW],
+        {"laws": measured_laws},
+    )
 
 
 run = ImageStudy(

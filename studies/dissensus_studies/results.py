@@ -24,9 +24,17 @@ import numpy as np
 from dissensus_studies.collusion import images, theory
 from dissensus_studies.deep_ensembles.regression import DRAWN, count_figure
 from dissensus_studies.deep_ensembles.uci import change_figure
-from dissensus_studies.diversification.figures import baseline_figure, trade_figure
 from dissensus_studies.harness.arm_log import Record
-from dissensus_studies.harness.figures import Line, Panel, draw, pareto, save_figure, sweeps
+from dissensus_studies.harness.figures import (
+    Line,
+    Panel,
+    baseline_figure,
+    draw,
+    pareto,
+    save_figure,
+    sweeps,
+    trade_figure,
+)
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 from dissensus_studies.recorded import (
     TABLES,

@@ -7,24 +7,14 @@ import numpy as np
 import pytest
 import torch
 from anchoring_records import judged, record
-from dissensus_studies import STUDIES, anchoring
-from dissensus_studies.anchoring import (
-    PUBLISHED,
-    anchoring_claims,
-    beside,
-    by_severity,
-    drawings,
-    published_tables,
-    same_sets,
-    tasks_table,
-)
+from dissensus_studies import STUDIES
+from dissensus_studies.anchoring import anchoring_claims, drawing, same_sets
 from dissensus_studies.anchoring import arms as anchoring_arms
-from dissensus_studies.anchoring.adaptation import Task, Tasks
+from dissensus_studies.anchoring.adaptation import Task
 from dissensus_studies.anchoring.arms import AnchorSetting, build, settings_of, without_head
-from dissensus_studies.harness.arm_log import Arms
+from dissensus_studies.harness.figures import Drawing
 from dissensus_studies.harness.image_sets import load_images
 from dissensus_studies.harness.labelled import Images
-from dissensus_studies.harness.outputs import as_markdown
 from PIL import Image
 from torch import nn
 
@@ -40,7 +30,7 @@ class TestArms:
 
     def test_the_document_s_rows_come_first(self):
         rows = [setting.row for setting in settings_of(quick=False, seed=0)[:5]]
-        assert sorted(rows) == sorted(row for _, row in PUBLISHED["ood cifar10"].rows)
+        assert sorted(rows) == ["alpha=0.0625", "alpha=0.125", "alpha=0.25", "anchored", "plain"]
 
     def test_settings_decide_the_kind_of_network(self):
         sets = load_images(None, limit=20)
@@ -78,51 +68,6 @@ class TestArms:
         assert list(found) == ["two"]
         assert found["two"]["images"] == 20
         assert "two classes or more" in skipped["one class"]
-
-
-class TestTables:
-    def test_ours_stands_beside_the_document_s(self):
-        table = beside(PUBLISHED["ood cifar10"], {("resnet18", "plain"): [record(auroc=0.8), record(auroc=0.9)]})
-        cells = dict(zip(table.columns[2::2], table.rows[0][3::2], strict=True))
-        assert table.rows[0][:2] == ["resnet18", "plain"]
-        assert cells["CIFAR-100"] == "85.00"
-        assert cells["Textures"] is None
-        assert table.rows[1][3] is None
-
-    def test_other_data_is_not_put_beside_the_document_s_numbers(self):
-        shown = published_tables("digits", {("resnet18", "plain"): [record()]})
-        assert "97.40" not in as_markdown(shown[0])
-        assert "97.40" in as_markdown(published_tables("cifar10", {("resnet18", "plain"): [record()]})[0])
-
-    @pytest.mark.parametrize("known", ["digits", "cifar10", "cifar100"])
-    def test_probes_are_shown_task_by_task_for_any_data(self, known):
-        *_, accuracy, error = published_tables(known, {("resnet18", "plain"): [record(adapted=0.5)]})
-        assert "50.00" in accuracy.rows[0]
-        assert "0.300" in error.rows[0]
-        assert ("24.65" in accuracy.rows[0]) == (known == "cifar100")
-
-    def test_severities_are_columns(self):
-        found = record()
-        found["corrupted"] = {
-            level: {"accuracy": [value, None, None]} for level, value in (("1", 0.9), ("5", 0.4), ("all", 0.7))
-        }
-        table = by_severity({("resnet18", "plain"): [found, found]}, "accuracy", "Accuracy")
-        assert table.columns[2:] == ("runs", "severity 1", "severity 5", "mean of all")
-        assert table.rows == [("resnet18", "plain", 2, "0.9000", "0.4000", "0.7000")]
-
-    def test_sets_to_adapt_to_are_those_of_the_records(self):
-        task = Task(*[Images(torch.zeros(4, 3, 8, 8), torch.arange(4))] * 2)
-        tasks = Tasks({"dtd": task, "mnist": task}, {"pets": "not found"})
-        table = tasks_table(tasks, Arms({"a": record() | {"adaptation_skipped": {"cars": "too few"}}}))
-        remarks = {row[0]: (row[1], row[-1]) for row in table.rows}
-        assert remarks["dtd"] == ("1 of 1", "")
-        assert remarks["mnist"] == ("0 of 1", "")
-        assert remarks["cars"] == ("0 of 1", "too few")
-        assert remarks["pets"] == ("0 of 1", "not found")
-
-    def test_markdown_has_a_line_for_each_row(self):
-        text = as_markdown(beside(PUBLISHED["ood cifar10"], {}))
-        assert text.count("| resnet18 |") == 5
 
 
 class TestClaims:
@@ -219,24 +164,21 @@ class TestFigures:
             (each.architecture, each.row): [record() | changes | {"setting": vars(each)} for _ in range(2)]
             for each in settings
         }
-        return drawings(rows)
+        return drawing(rows)
 
-    def test_figures_are_those_that_there_are_arms_for(self):
+    def test_there_is_a_figure_where_there_are_arms_for_it(self):
         plain, anchored = AnchorSetting(anchored=False), AnchorSetting()
         masked, mined = AnchorSetting(alpha=0.25), AnchorSetting(alpha=0.25, tail_weight=0.1)
-        for settings, names in (
-            ((plain, anchored, masked, mined), ["anchoring_alpha_resnet18", "anchoring_tails_resnet18"]),
-            ((plain, masked), ["anchoring_alpha_resnet18"]),
-            ((anchored, masked), []),
-            ((plain, mined), []),
-        ):
-            assert [drawing.name for drawing in self.drawn(*settings)] == names
+        for settings in ((plain, anchored, masked, mined), (plain, masked)):
+            assert self.drawn(*settings).name == "anchoring_alpha"
+        for settings in ((anchored, masked), (plain, mined)):
+            assert self.drawn(*settings) is None
 
     def test_what_was_not_measured_is_left_out(self):
         settings = AnchorSetting(anchored=False), AnchorSetting(alpha=0.25)
-        (whole,), (bare,) = self.drawn(*settings), self.drawn(*settings, auroc={})
+        whole, bare = self.drawn(*settings), self.drawn(*settings, auroc={})
         assert {panel.title for panel in whole.panels} - {panel.title for panel in bare.panels} == {"mean AUROC"}
-        assert [line.name for line in bare.panels[0].lines] == ["anchored", "plain"]
+        assert [line.name for line in bare.panels[0].lines] == ["resnet18", "resnet18, plain"]
 
 
 def test_the_document_s_suites_have_names():
@@ -257,8 +199,10 @@ def test_the_quick_study_runs_to_the_end_and_goes_on_from_what_it_has(tmp_path, 
     assert len((tmp_path / "arms.jsonl").read_text().splitlines()) == len(results["arms"]) == 4
     assert results["arms"]["resnet18 anchored seed=0"]["anchors"]["count"] == anchoring_arms.ANCHORS
     assert results["arms"]["resnet18 plain seed=0"]["adaptation"]["digits"]["accuracy"] > 0
-    assert "Masked anchoring" in page.read_text()
-    assert "| the document says |" in (tmp_path / "tables.md").read_text()
+    text = page.read_text()
+    assert "Masked anchoring" in text
+    assert [name for name in results["arms"] if f">{name}<" not in text] == []
+    assert "Sets to adapt to: digits." in text
 
 
 def test_a_folder_without_unknown_sets_is_enough(tmp_path, monkeypatch, capsys):
@@ -275,10 +219,9 @@ def test_a_folder_without_unknown_sets_is_enough(tmp_path, monkeypatch, capsys):
     assert printed.index("pets cannot be used: ") < printed.index("[1/4]")
     text = page.read_text()
     assert "not tested: there is no mean AUROC" in text
-    tables = (tmp_path / "out" / "tables.md").read_text()
-    assert "not tested: there is no mean AUROC" in tables
-    assert "| severity 1 | severity 3 | severity 5 |" in tables
-    assert not json.loads((tmp_path / "out" / "results.json").read_text())["not_run"]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert not results["not_run"]
+    assert results["tasks_missing"]["pets"].startswith("cannot be used: ")
 
 
 def test_numbers_are_kept_where_a_figure_fails(tmp_path, monkeypatch):
@@ -287,7 +230,7 @@ def test_numbers_are_kept_where_a_figure_fails(tmp_path, monkeypatch):
     def fail(*arguments):
         raise ValueError("cannot be drawn")
 
-    monkeypatch.setattr(anchoring, "drawings", fail)
+    monkeypatch.setattr(Drawing, "section", fail)
     with pytest.raises(ValueError, match="cannot be drawn"):
         STUDIES["anchoring"].run(tmp_path, quick=True, limit=60, epochs=1)
     assert len(json.loads((tmp_path / "results.json").read_text())["arms"]) == 4

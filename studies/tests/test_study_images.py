@@ -25,9 +25,9 @@ from dissensus_studies.harness.image_arms import (
     summary_line,
     training_record,
 )
-from dissensus_studies.harness.image_pages import over_seeds, with_interval
 from dissensus_studies.harness.image_sets import load_images
-from dissensus_studies.harness.image_study import sets_section
+from dissensus_studies.harness.image_study import sets_section, with_interval
+from dissensus_studies.harness.statistics import over_seeds
 from folder_cases import write_folder
 from image_cases import bright_images, write_images
 from torch import nn
@@ -178,9 +178,6 @@ class TestTraining:
         assert any(isinstance(step, HorizontalFlip) for step in cifar.steps)
         assert any(isinstance(step, Rotation) for step in cifar.steps)
         assert not any(isinstance(step, HorizontalFlip) for step in digits.steps)
-        assert augmentation(sets, "none") is None
-        with pytest.raises(ValueError, match="crop"):
-            augmentation(sets, "colour")
 
     def test_rotated_bytes_become_numbers_from_0_to_1(self, sets):
         changed, _ = augmentation(sets, "crop+rotation")(sets.train.x[:8], sets.train.y[:8], Noise(torch.tensor(3)))

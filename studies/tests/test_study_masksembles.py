@@ -99,7 +99,6 @@ class TestArms:
         labels = torch.randint(0, 5, (300,), generator=torch.Generator().manual_seed(1))
         numbers = ensemble_numbers(logits, labels)
         assert numbers["ece"] == pytest.approx(float(ds.metrics.ece(logits.softmax(-1).mean(0), labels, 15)))
-        assert sum(numbers["curve"]["weight"]) == pytest.approx(1.0, abs=1e-5)
         assert numbers["member_ece"] > numbers["ece"]
 
 
@@ -157,9 +156,9 @@ def test_the_study_writes_a_page_and_goes_on_where_it_stopped(tmp_path, capsys):
     assert len(results["arms"]) == 3
     assert results["arms"]["masks S=1, whole batches seed=0"]["diversity"] == 0.0
     assert len(results["arms"]["deep ensemble seed=0"]["pairs"]) == 6
-    for name in ("laws", "scales"):
-        assert (tmp_path / f"masksembles_{name}.svg").exists()
-        assert (tmp_path / f"masksembles_{name}.png").exists()
+    assert (tmp_path / "masksembles_scales.svg").exists()
+    assert (tmp_path / "masksembles_scales.png").exists()
+    assert len(results["laws"]) == 27
     capsys.readouterr()
     run(tmp_path, quick=True, epochs=1, limit=60, arms=["masks S=1"])
     assert "1 of 1 arms were done before" in capsys.readouterr().out

@@ -4,28 +4,22 @@ Plain, anchored and masked networks on one image set: accuracy on clean and corr
 linear probes on other labelled sets; and hard-delta mining at a masking probability of 1/4.
 """
 
-import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from itertools import combinations
 from math import isfinite, nan, sqrt
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from dissensus.data.images import match_images
 from dissensus.data.toy import digits
-from dissensus.html import Section, Table, Text
 from dissensus_studies.anchoring.adaptation import ADAPTATION, UNUSABLE, Task, Tasks, load_tasks
-from dissensus_studies.anchoring.arms import ANCHORS, EPOCHS, SCORES, SHORT, AnchorSetting, arms_of
+from dissensus_studies.anchoring.arms import ANCHORS, EPOCHS, SCORES, SHORT, arms_of
 from dissensus_studies.harness.arm_log import Arms, Record, print_now
-from dissensus_studies.harness.claims import Claim, claims_table, over_cases
+from dissensus_studies.harness.claims import Claim, over_cases
 from dissensus_studies.harness.figures import Drawing, sweep
-from dissensus_studies.harness.image_pages import arms_table, at, auroc_tables
 from dissensus_studies.harness.image_sets import image_folder
-from dissensus_studies.harness.image_study import ImageStudy, Page, Work
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table, at
 from dissensus_studies.harness.labelled import SHAPE, Images
 from dissensus_studies.harness.statistics import NORMAL_95, Estimate, Value
 
@@ -165,96 +159,17 @@ def _judged(
         yield Claim(statement, text, over_cases(holds))
 
 
-@dataclass(frozen=True)
-class Published:
-    """A table of the document."""
-
-    title: str  # What it shows, of which networks.
-    columns: Mapping[str, str]  # What our sets or severities are called, to what the document calls them.
-    rows: Mapping[Row, Sequence[float | None]]  # Its numbers; None where the document has none.
-    digits: int  # Digits behind the point.
-    part: str  # Part of a record that has a column's numbers: "auroc", "corrupted" or "adaptation".
-    metric: str  # Which of them.
-
-    def ours(self, records: Records, name: str) -> str | None:
-        """Return our mean over seeds in a column; None where there is nothing."""
-        found = [record[self.part].get(name, {}).get(self.metric) for record in records]
-        values = [value[0] if isinstance(value, list) else value for value in found]
-        known = [value for value in values if value is not None]
-        # Two digits are per cent.
-        return f"{fmean(known) * (100 if self.digits == 2 else 1):.{self.digits}f}" if known else None
-
-
-PUBLISHED = {
-    name: Published(**{**table, "rows": {(row[0], row[1]): row[2:] for row in table["rows"]}})
-    for name, table in json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8")).items()
-}
-
-
-def published_tables(known: str, records: Rows) -> list[Table]:
-    """Return the document's tables about this image set beside ours; tables without published numbers where it has none."""
-    main = {row: found for row, found in records.items() if "tail=" not in row[1]}
-    data = "cifar100" if known == "cifar100" else "cifar10"
-    found = []
-    for name in (f"ood {data}", f"calibration {data}", "adaptation accuracy", "adaptation ece"):
-        table = PUBLISHED[name]
-        if known != (data if name.endswith(data) else "cifar100"):
-            title = table.title.partition(": ")[2].partition(" on networks")[0].partition(" of networks")[0]
-            columns = table.columns if table.part == "corrupted" else {}
-            table = replace(table, title=title, columns=columns, rows={})
-        found.append(beside(table, main))
-    return found
-
-
-def beside(published: Published, records: Rows) -> Table:
-    """Return a table of the document with our means over seeds, and our further columns behind its own."""
-    ours = {name for found in records.values() for record in found for name in record[published.part]}
-    further = [
-        name
-        for name in sorted(ours - {*published.columns, "near", "far"})
-        if published.part != "corrupted" and any(published.ours(found, name) for found in records.values())
-    ]
-    both = bool(published.rows)
-    head = [name for title in published.columns.values() for name in ([title, "ours"] if both else [title])]
-    rows = []
-    for row in dict.fromkeys([*published.rows, *records]):
-        found, cells = records.get(row, ()), list[object](row)
-        numbers = published.rows.get(row, [None] * len(published.columns))
-        for number, name in zip(numbers, published.columns, strict=True):
-            if both:
-                cells.append(None if number is None else f"{number:.{published.digits}f}")
-            cells.append(published.ours(found, name))
-        rows.append([*cells, *(published.ours(found, name) for name in further)])
-    return Table(("architecture", "row", *head, *(f"{name}, ours" for name in further)), rows, published.title)
-
-
-def by_severity(records: Rows, metric: str, title: str) -> Table:
-    """Return a metric under corruption, mean over corruptions and runs: a row for each network, a column for each severity."""
-    levels = sorted({level for found in records.values() for record in found for level in record["corrupted"]})
-    reader = Published(title, {}, {}, 4, "corrupted", metric)
-    rows = [(*row, len(found), *(reader.ours(found, level) for level in levels)) for row, found in records.items()]
-    names = [f"severity {level}" if level.isdigit() else "mean of all" for level in levels]
-    return Table(("architecture", "row", "runs", *names), rows, title)
-
-
 _JUDGED = (
     "A difference counts beyond two standard errors, over runs or over the images judged, whichever is larger; between single runs "
     f"beyond what runs differed by on CIFAR-10 ({', '.join(f'{each.name} {each.between_runs}' for each in QUALITIES)}). Means are over "
     "the unknown and labelled sets that were there."
 )
-_QUALITIES = {each.name: each.value for each in QUALITIES}
-_BESIDE = (
-    f"AUROC of the score {SCORES[0]} with one reference, the first training image; the document does not say which score it "
-    "uses. Corruptions are our own, in the manner of CIFAR-10-C: accuracies and errors are close to, and not the same as, those on "
-    "the published files. Empty cells: sets that were not there."
-)
 _HOW = (
     f"The document trains {EPOCHS} epochs; runs of fewer than {SHORT} use a one-cycle schedule, the same for every arm. References are all "
-    f"training images without augmentation; answers are given with the first of them, and in a further column with the first {ANCHORS}."
-)
-_PROBES = (
-    "A linear classifier on the features before the last layer, by L-BFGS, its regularisation chosen on a fifth of the training "
-    "images; ECE with 15 bins. The document does not give its own way."
+    f"training images without augmentation; answers are given with the first of them, and in a further column with the first {ANCHORS}.",
+    f"AUROC is that of the score {SCORES[0]}; the document does not say which it uses. Corruptions are ours, as those of CIFAR-10-C.",
+    "Adaptation: a linear classifier on the features before the last layer, by L-BFGS, its regularisation chosen on a fifth of the "
+    "training images.",
 )
 
 
@@ -262,81 +177,38 @@ def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
     tasks: Tasks = work.material
     same, notes = same_sets(found.done)
-    compared = replace(found, done=same)
-    records = by_row(compared)
-    claims = anchoring_claims(records)
-    tables = [
-        *published_tables(work.sets.name, by_row(found)),
-        by_severity(records, "accuracy", "Accuracy under corruption, mean over corruptions and runs"),
-        by_severity(records, "smooth_ece", "Smooth ECE under corruption, mean over corruptions and runs"),
-    ]
-    adapted = tasks_table(tasks, found)
-    return Page(
-        claims,
-        _JUDGED,
-        lambda outputs: [
-            *(drawing.section(outputs) for drawing in drawings(records)),
-            Section("The document's tables beside ours", Text(_BESIDE), *tables[:-2]),
-            Section("Under corruption, by severity", *tables[-2:]),
-            Section("All arms", *([Text(*notes)] if notes else []), *arms_tables(found, compared)),
-            Section("Sets to adapt to", Text(_PROBES), adapted),
-        ],
-        arms_table(same, _QUALITIES),
-        [_HOW],
-        {"tasks": {name: list(task.notes) for name, task in tasks.found.items()}, "tasks_missing": dict(tasks.missing)},
-        {"score": SCORES[0], "anchors": [1, ANCHORS]},
-        [claims_table(claims), *tables, adapted],
-    )
-
-
-def drawings(records: Rows) -> list[Drawing]:
-    """Return every quality against the masking probability and against the weight of mining, as far as there are arms."""
-    found = []
-    for architecture in dict.fromkeys(architecture for architecture, _ in records):
-        own = {row: each for (other, row), each in records.items() if other == architecture}
-        settings = [(row, record["setting"], record) for row, each in own.items() for record in each]
-        masked = [("anchored", s["alpha"], r) for row, s, r in settings if " " not in row and row != "plain"]
-        mined = [(s["tails"], s["tail_weight"], r) for row, s, r in settings if "tail=" in row]
-        draw = partial(sweep, columns=_QUALITIES)
-        if masked and "plain" in own:
-            name, title = f"anchoring_alpha_{architecture}", f"How much to mask, {architecture}"
-            found.append(draw(name, title, masked, xlabel="masking probability", levels={"plain": own["plain"]}))
-        if mined and "alpha=0.25" in own:
-            name, title = f"anchoring_tails_{architecture}", f"Hard-delta mining, {architecture}"
-            levels = {"no mining": own["alpha=0.25"]}
-            found.append(draw(name, title, mined, xlabel="weight of the tail term", levels=levels, xscale="log"))
-    return found
-
-
-def by_row(found: Arms) -> dict[Row, list[Record]]:
-    """Return the records of all seeds of each architecture and row."""
-    rows: dict[Row, list[Record]] = {}
-    for record in found.done.values():
-        setting = AnchorSetting(**record["setting"])
-        rows.setdefault((setting.architecture, setting.row), []).append(record)
-    return rows
-
-
-def arms_tables(found: Arms, compared: Arms) -> list[Table]:
-    """Return a table of all arms, with means over the sets that all of them have (`compared`), and one for each score."""
+    records: dict[Row, list[Record]] = {}
+    for record in same.values():
+        records.setdefault((record["setting"]["architecture"], record["row"]), []).append(record)
     columns: dict[str, Callable[[Record], object]] = {each.name: each.read for each in QUALITIES}
     columns["smooth ECE"] = at("test", "smooth_ece")
     columns[f"mean AUROC, {ANCHORS} references"] = lambda record: mean_auroc(record.get("anchors", {"auroc": {}}))
     columns["s"] = at("training", "seconds")
-    scored = {score: f"AUROC of {score}, one reference" for score in SCORES}
-    table = arms_table(compared.done, columns, "Intervals are 95 % over images.")
-    return [table, *auroc_tables(found.done, scored)]
+    drawn = drawing(records)
+    return Page(
+        anchoring_claims(records),
+        _JUDGED,
+        arms_table(same, columns, "Intervals are 95 % over images."),
+        drawn.section if drawn else None,
+        [*_HOW, *notes, f"Sets to adapt to: {', '.join(tasks.found) or 'none'}."],
+        {"tasks": {name: task.notes for name, task in tasks.found.items()}, "tasks_missing": tasks.missing},
+        {"score": SCORES[0], "anchors": [1, ANCHORS]},
+    )
 
 
-def tasks_table(tasks: Tasks, found: Arms) -> Table:
-    """Return which sets networks were adapted to, and why others were not; records may be of another machine."""
-    used = Counter(name for record in found.done.values() for name in record["adaptation"])
-    remarks = {**dict.fromkeys(used, "not in the folder any more"), **tasks.missing}
-    remarks |= {name: ", ".join(task.notes) for name, task in tasks.found.items()}
-    for record in found.done.values():
-        remarks |= record.get("adaptation_skipped", {})
-    rows = [(name, f"{used[name]} of {len(found.done)}", remark) for name, remark in remarks.items()]
-    return Table(("set", "used by arms", "remark"), rows, "Sets to adapt to")
+def drawing(records: Rows) -> Drawing | None:
+    """Return every quality against the masking probability, a line for each architecture that has its plain network."""
+    plain = {f"{architecture}, plain": found for (architecture, row), found in records.items() if row == "plain"}
+    masked = [
+        (architecture, record["setting"]["alpha"], record)
+        for (architecture, row), found in records.items()
+        if row in ("anchored", *MASKED) and f"{architecture}, plain" in plain
+        for record in found
+    ]
+    columns = {each.name: each.value for each in QUALITIES}
+    if not masked:
+        return None
+    return sweep("anchoring_alpha", "How much to mask", masked, columns, "masking probability", levels=plain)
 
 
 def tasks_of(work: Work) -> Tasks:

@@ -111,14 +111,11 @@ def train_and_measure(setting: AnchorSetting, work: Work) -> Record:
     run = fit_images(members, sets, objective_of(setting), transform=sets.normalise, part="net", **training)
     few = min(100 if quick else CORRUPTED_IMAGES, len(sets.test.x))
     single = members if isinstance(members, DeepEnsemble) else DeepEnsemble.from_members([members.member(0)])
-    corruptions, severities = (QUICK_CORRUPTIONS, (1, 3, 5)) if quick else (CORRUPTIONS, (1, 2, 3, 4, 5))
-    how: dict[str, Any] = {
-        "corruptions": corruptions,
-        "severities": severities,
-        "corrupted_images": few,
-        "scores": SCORES,
-    }
-    record = measure(single, sets, name=setting.name, seed=setting.seed, transform=sets.normalise, **how)
+    how: dict[str, Any] = {"corruptions": CORRUPTIONS}
+    if quick:
+        how = {"corruptions": QUICK_CORRUPTIONS, "severities": (1, 3, 5)}
+    how |= {"corrupted_images": few, "scores": SCORES, "transform": sets.normalise}
+    record = measure(single, sets, name=setting.name, seed=setting.seed, **how)
     if isinstance(members, Anchored):
         several = measure(members, sets, scores=(*SCORES, "mutual_information"), transform=sets.normalise)
         record["anchors"] = {"count": ANCHORS, **{k: several[k] for k in ("test", "auroc")}}

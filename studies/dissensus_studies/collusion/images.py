@@ -16,7 +16,6 @@ from torch import Tensor
 from dissensus.architectures import ARCHITECTURES
 from dissensus.data.sources import weighted_batches
 from dissensus.diagnostics import diagnose
-from dissensus.html import Section, Table
 from dissensus.members import DeepEnsemble
 from dissensus.objectives import Joint, decompose
 from dissensus.training import Run
@@ -33,8 +32,7 @@ from dissensus_studies.harness.image_arms import (
     save_outputs,
     summary_line,
 )
-from dissensus_studies.harness.image_pages import arms_table, at, auroc_tables
-from dissensus_studies.harness.image_study import ImageStudy, Page, Work
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table, at
 from dissensus_studies.harness.statistics import Estimate, Summary
 from dissensus_studies.recorded import as_floats
 
@@ -135,14 +133,13 @@ def train_and_measure(setting: JointSetting, work: Work) -> Record:
     make = ARCHITECTURES[setting.architecture]
     ensemble = DeepEnsemble(lambda: on_pixels(make(classes=sets.num_classes), sets), setting.num_members, setting.seed)
     objective = Joint(beta=setting.beta, average=setting.average, member_dropout=setting.member_dropout)
-    clean: dict[str, list[float]] = {"ensemble_error": [], "member_error": []}
+    clean: dict[str, list[float]] = {"ensemble_error": []}
 
     def watch(run: Run) -> None:
         """Look at training images as at test images: not augmented, without dropout, all members at one moment."""
         watched = weighted_batches((sets.train.x[:WATCHED_IMAGES], sets.train.y[:WATCHED_IMAGES]), 2048)
-        members, whole = validate(run.members, list(watched), objective.likelihood)
+        _, whole = validate(run.members, list(watched), objective.likelihood)
         clean["ensemble_error"].append(whole["ensemble_loss"])
-        clean["member_error"].append(fmean(members["validation_loss"]))
 
     training |= {"callback": watch} if setting.experiment == "gap" else {"part": "net"}
     run = fit_images(ensemble, sets, objective, **training)
@@ -187,6 +184,22 @@ def diagnosis(logits: Tensor, labels: Tensor, average: Literal["probs", "scores"
 
 Family = Mapping[float, Sequence[Record]]
 
+_COLUMNS: Mapping[str, Callable[[Record], object]] = {
+    "accuracy": at("test", "accuracy"),
+    "mean member": at("test", "member_accuracy"),
+    "ERR": itemgetter("ensemble_error"),
+    "member error": itemgetter("member_error"),
+    "diversity": itemgetter("diversity"),
+    "ECE": at("test", "ece"),
+    "diagnosis": at("diagnosis", "verdict"),
+    "far AUROC (BMA)": at("auroc", "far", "bma"),
+    "epochs": at("training", "epochs"),
+    "s": at("training", "seconds"),
+}
+_CAPTION = (
+    "Test images; intervals are 95 % over images. Accuracy and ECE are of averaged probabilities, ERR and diversity of what each "
+    "arm averages; the diagnosis is that of the test outputs alone."
+)
 _JUDGED = (
     "A difference within two standard errors (over runs; for a single run over test images) counts as unresolved. Diversity and gaps "
     "of single runs are compared as they are."
@@ -196,16 +209,12 @@ _HOW = (
     "others. It averages its loss over members and takes a rate of 0.1; here losses are summed, so 0.1 divided by the number of members, "
     "with the decay of weights multiplied by it, takes the same steps."
 )
-# Which of the document's figures shows what a family of arms does; others are in 15.
-_FIGURES = {
-    "resnet18 M=5": "6 (left) and 17",
-    "resnet34 M=5": "6 (left) and 17",
-    "resnet18 M=10": "13",
-    "resnet18 M=5 scores": "14",
-    "vgg M=5": "16",
+_NUMBERS: Mapping[str, Callable[[Record], float]] = {
+    "accuracy": itemgetter("accuracy"),
+    "mean member": itemgetter("member_accuracy"),
+    "ERR": itemgetter("ensemble_error"),
+    "diversity": itemgetter("diversity"),
 }
-_KEYS = {"accuracy": "accuracy", "mean member": "member_accuracy", "ERR": "ensemble_error", "diversity": "diversity"}
-_NUMBERS: Mapping[str, Callable[[Record], float]] = {name: itemgetter(key) for name, key in _KEYS.items()}
 
 
 def estimate(records: Sequence[Record], name: str) -> Estimate:
@@ -221,7 +230,7 @@ def interval_of(record: Record, metric: str) -> Sequence[Any]:
 
 
 def image_claims(families: Mapping[str, Family], gaps: Mapping[str, Family], dropped: Family) -> list[Claim]:
-    """Judge the document's statements about images, as far as there are arms for them; arguments are what `_sorted_out` returns."""
+    """Judge the document's statements about images, as far as there are arms for them; by family; `dropped` by share left out."""
     ends, gap_ends = (
         {name: found for name, found in each.items() if {0.0, 1.0} <= set(found)} for each in (families, gaps)
     )
@@ -292,100 +301,37 @@ def _dropout_claims(dropped: Family) -> list[Claim]:
     ]
 
 
-def gaps_of(record: Record) -> list[float]:
-    """Return test minus training error of a gap arm by epoch."""
-    before, after = record["training"]["clean"]["ensemble_error"], record["training"]["history"]["ensemble_loss"]
-    return [test - train for train, test in zip(before, after, strict=True)]
-
-
 def final_gap(record: Record) -> float:
     """Return test minus training error of a gap arm, averaged over the last tenth of its epochs."""
-    gap = gaps_of(record)
+    before, after = record["training"]["clean"]["ensemble_error"], record["training"]["history"]["ensemble_loss"]
+    gap = [test - train for train, test in zip(before, after, strict=True)]
     return fmean(gap[-max(1, len(gap) // 10) :])
 
 
 def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
-    sweeps, gaps, dropped = _sorted_out(found)
-    drawings = []
-    for name, family in sweeps.items():
-        caption, points = f"As the document's figure {_FIGURES.get(name, '15')}.", _points(family)
-        if len(family) > 1:
-            drawn = sweep(_file(name), name, points, _NUMBERS, "β", caption=caption, xticks=sorted(family))
-            drawings.append(drawn)
-    for name, family in gaps.items():
-        points = [(f"β = {beta:g}", *point) for _, beta, record in _points(family) for point in _by_epoch(record)]
-        title, columns = name.replace("gap", "Generalisation gap,", 1), {key: itemgetter(key) for key in points[0][2]}
-        caption = "As the document's figures 5 and 10 to 12: in nats, training images looked at as test images after every epoch."
-        drawings.append(sweep(_file(name), title, points, columns, "epoch", caption=caption))
-    if len(dropped) > 1:
-        title, along = "Leaving members out of training batches", "share left out"
-        caption = "As the document's figure 18: β = 1; int(p M) members, drawn anew, are left out of every batch."
-        drawings.append(sweep("collusion_dropout", title, _points(dropped), _NUMBERS, along, caption=caption))
-    return Page(
-        image_claims(sweeps, gaps, dropped),
-        _JUDGED,
-        lambda outputs: [*(each.section(outputs) for each in drawings), Section("All arms", *_tables(found))],
-        arms_table(found.done, _NUMBERS),
-        [_HOW],
-    )
-
-
-def _file(name: str) -> str:
-    return f"collusion_{file_name(name).lower()}"
-
-
-def _points(family: Family) -> list[tuple[str, float, Record]]:
-    return [("", varied, record) for varied, runs in family.items() for record in runs]
-
-
-def _by_epoch(record: Record) -> list[tuple[float, Record]]:
-    """Return epochs, from 1, and the errors of a gap arm after each."""
-    clean, history = record["training"]["clean"], record["training"]["history"]
-    curves = {
-        "gap": gaps_of(record),
-        "training error": clean["ensemble_error"],
-        "test error": history["ensemble_loss"],
-        "members on training images": clean["member_error"],
-        "members on test images": history["validation_loss"],
-    }
-    rows = zip(*curves.values(), strict=True)
-    return [(float(epoch), dict(zip(curves, values, strict=True))) for epoch, values in enumerate(rows, start=1)]
-
-
-def _sorted_out(found: Arms) -> tuple[dict[str, Family], dict[str, Family], Family]:
-    """Return sweeps over beta, gap arms, and joint training by share of dropped members."""
-    kinds: dict[str, dict[str, dict[float, list[Record]]]] = {"sweep": {}, "gap": {}}
+    sweeps: dict[str, dict[float, list[Record]]] = {}
+    gaps: dict[str, dict[float, list[Record]]] = {}
     dropped: dict[float, list[Record]] = {}
     with_dropout = {r["family"] for r in found.done.values() if r["setting"]["member_dropout"] > 0.0}
     for record in found.done.values():
         setting = JointSetting(**record["setting"])
         if setting.member_dropout == 0.0:
-            family = kinds[setting.experiment].setdefault(setting.family, {})
+            family = (gaps if setting.experiment == "gap" else sweeps).setdefault(setting.family, {})
             family.setdefault(setting.beta, []).append(record)
         if setting.family in with_dropout and setting.beta == 1.0:
             dropped.setdefault(setting.member_dropout, []).append(record)
-    return dict(kinds["sweep"]), dict(kinds["gap"]), dropped
-
-
-def _tables(found: Arms) -> list[Table]:
-    columns: dict[str, Callable[[Record], object]] = {
-        "accuracy": at("test", "accuracy"),
-        "mean member": at("test", "member_accuracy"),
-        "ERR": itemgetter("ensemble_error"),
-        "member error": itemgetter("member_error"),
-        "diversity": itemgetter("diversity"),
-        "ECE": at("test", "ece"),
-        "diagnosis": at("diagnosis", "verdict"),
-        "epochs": at("training", "epochs"),
-        "s": at("training", "seconds"),
-    }
-    caption = (
-        "Test images; intervals are 95 % over images. Accuracy and ECE are of averaged probabilities, ERR and diversity of what each "
-        "arm averages; the diagnosis is that of the test outputs alone."
-    )
-    scored = {score: f"AUROC of {score} for unknown images" for score in ("bma", "mutual_information")}
-    return [arms_table(found.done, columns, caption), *auroc_tables(found.done, scored)]
+    points = [
+        (name, beta, record)
+        for name, family in sweeps.items()
+        if len(family) > 1
+        for beta, runs in family.items()
+        for record in runs
+    ]
+    title, places = "Between independent and joint training", sorted({beta for _, beta, _ in points})
+    figure = sweep("collusion_beta", title, points, _NUMBERS, "β", xticks=places).section if points else None
+    table = arms_table(found.done, _COLUMNS, _CAPTION)
+    return Page(image_claims(sweeps, gaps, dropped), _JUDGED, table, figure, [_HOW])
 
 
 run = ImageStudy(

@@ -5,7 +5,7 @@ and loss-guided disagreement (LDR) over strengths, sizes, guards, layers and num
 backgrounds. With `setting="pretrained"`, heads on a network that was trained elsewhere.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dissensus._machine import one_thread
-from dissensus.html import Section
 from dissensus_studies.diversification.arms import record_of, with_values
 from dissensus_studies.diversification.data import Material, Pretrained
 from dissensus_studies.diversification.settings import pretrained_settings, settings_of
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.claims import Claim
 from dissensus_studies.harness.figures import Drawing, sweep
-from dissensus_studies.harness.image_pages import arms_table, at
-from dissensus_studies.harness.image_study import ImageStudy, Options, Page, Work
+from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table, at
 from dissensus_studies.recorded import BMA, PDS, framed, guided_claims, judged
 
 _JUDGED = (
@@ -29,14 +27,14 @@ _JUDGED = (
     "members are those of strength 0.5 in the document's form, without a guard; guarded is the default of this library."
 )
 _PARTS = ("C-5", "near", "far")
-# Columns of the table of all arms: places in a record, by their names.
-_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "accuracy": ("test", "accuracy"),
-    "NLL": ("test", "nll"),
-    "ECE": ("test", "ece"),
-    "different answers": ("unique", "test"),
-    **{f"{part} {name}": ("auroc", part, score) for part in _PARTS for name, score in (("BMA", BMA), ("PDS", PDS))},
-    "worst group": ("worst_group", "ensemble"),
+_COLUMNS: Mapping[str, Callable[[Record], object]] = {
+    "worst member": lambda record: min(record.get("members", [None])),
+    "accuracy": at("test", "accuracy"),
+    "NLL": at("test", "nll"),
+    "ECE": at("test", "ece"),
+    "different answers": at("unique", "test"),
+    **{f"{part} {name}": at("auroc", part, score) for part in _PARTS for name, score in (("BMA", BMA), ("PDS", PDS))},
+    "worst group": at("worst_group", "ensemble"),
 }
 
 
@@ -66,21 +64,16 @@ def page(work: Work, done: Arms) -> Page:
     judged_arms = [with_values(record) for record in done.done.values() if "auroc" in record]
     table = arms_table(
         done.done,
-        {
-            "worst member": lambda record: min(record.get("members", [None])),
-            **{name: at(*place) for name, place in _COLUMNS.items()},
-        },
+        _COLUMNS,
         "AUROCs are for corrupted images at severity 5 and for unknown ones, by the mixture (BMA) and by predictive diversity (PDS); "
         "the worst group is of images whose backgrounds mislead.",
     )
+    drawing = _strengths(judged_arms)
     return Page(
         _claims(judged_arms),
         _JUDGED,
-        lambda outputs: [
-            *(drawing.section(outputs) for drawing in _strengths(judged_arms)),
-            Section("All arms", table),
-        ],
         table,
+        drawing.section if drawing else None,
         _remarks(work.material, work),
         settings={"sources": work.material.source_names},
     )
@@ -97,7 +90,7 @@ def _claims(records: Sequence[Record]) -> list[Claim]:
     return claims
 
 
-def _strengths(records: Sequence[Record]) -> list[Drawing]:
+def _strengths(records: Sequence[Record]) -> Drawing | None:
     """Return the AUROC of predictive diversity against the strength, for five loss-guided members with and without the guard."""
     points = [
         (f"{record['family']}, {setting['guard']}", setting["strength"], record)
@@ -108,11 +101,11 @@ def _strengths(records: Sequence[Record]) -> list[Drawing]:
         and (setting["num_members"], setting["layers"], setting["active"] in (0, 2)) == (5, 2, True)
     ]
     if len({strength for _, strength, _ in points}) < 2:
-        return []
+        return None
     columns = {f"AUROC of PDS, {part}": at("auroc", part, PDS) for part in _PARTS if part in records[0]["auroc"]}
-    return [
-        sweep("diversification_strength", "Detection against the strength", points, columns, "strength", xscale="log")
-    ]
+    return sweep(
+        "diversification_strength", "Detection against the strength", points, columns, "strength", xscale="log"
+    )
 
 
 def _remarks(material: Material, work: Work) -> list[str]:
@@ -138,9 +131,37 @@ def _remarks(material: Material, work: Work) -> list[str]:
     ]
 
 
-def run_pretrained(asked: Options) -> Path:
-    """Run the setting `pretrained`: the same study with other arms, on features of a network that was trained elsewhere."""
-    if asked.data is None or asked.backbone is None:
+STUDY = ImageStudy(
+    "Loss-guided diversification",
+    "Members are made to disagree on training images that the ensemble finds hard. Do they then know better what they do not know, "
+    "and what becomes of the members?",
+    arms_of,
+    page,
+    Material,
+    ("backbone",),
+    _done,
+)
+
+
+def run(
+    output: Path,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    data: Path | None = None,
+    setting: str | None = None,
+    **options: Any,
+) -> Path:
+    """Run the study, or its setting `pretrained`: other arms, on features of a network that was trained elsewhere."""
+    if setting not in (None, "pretrained"):
+        raise ValueError(f"`setting` must be 'pretrained' or left out; got {setting!r}.")
+    backbone = options.get("backbone")
+    if setting is None and backbone is not None:
+        raise ValueError("`backbone` is for setting='pretrained'; the other settings train or load their own.")
+    asked: dict[str, Any] = {"quick": quick, "seed": seed, "data": data, **options}
+    if setting is None:
+        return STUDY.run(output, **asked)
+    if data is None or backbone is None:
         raise ValueError(
             "The pretrained setting needs a folder with CIFAR-100 and a network: name them with `data` and `backbone`."
         )
@@ -149,24 +170,4 @@ def run_pretrained(asked: Options) -> Path:
         "What disagreement gives and costs where the backbone knows more than the task.",
     )
     study = replace(STUDY, title=title, lead=lead, prepare=Pretrained)
-    return study.run_with(replace(asked, known=asked.known or "cifar100"))
-
-
-def _prepare(work: Work) -> Material:
-    if work.backbone is not None:
-        raise ValueError("`backbone` is for setting='pretrained'; the other settings train or load their own.")
-    return Material(work)
-
-
-STUDY = ImageStudy(
-    "Loss-guided diversification",
-    "Members are made to disagree on training images that the ensemble finds hard. Do they then know better what they do not know, "
-    "and what becomes of the members?",
-    arms_of,
-    page,
-    _prepare,
-    {"pretrained": run_pretrained},
-    ("setting", "backbone"),
-    _done,
-)
-run = STUDY.run
+    return study.run(output, **{**asked, "known": options.get("known") or "cifar100"})

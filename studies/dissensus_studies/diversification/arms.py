@@ -3,9 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import pairwise
 from math import ceil
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -74,19 +72,10 @@ def _nets(setting: Setting, material: Material) -> Record:
     objective = objective_of(setting, material.source_images, guard)
     run = fit_images(members, images, objective, watch="nothing", part="net", **chosen)
     save_outputs(members, material.sets, material.folder / "outputs" / f"{file_name(setting.name)}.npz")
-    record = {"training": _training(run), **judge(members, material.images)}
+    record = {"training": training_record(run), **judge(members, material.images)}
     if setting.method == "single":
         record["detectors"] = image_detectors(members, material.sets, material.images)
     return _with_line(record)
-
-
-def _training(run: Run) -> Record:
-    """Return what is kept of a training, with mean and deviation of the last epochs' seconds: in the first, programs are made."""
-    lengths = [after - before for before, after in pairwise(run.history.by_epoch("seconds"))][-10:]
-    return training_record(run) | {
-        "epoch_seconds": round(fmean(lengths), 5) if lengths else None,
-        "epoch_deviation": round(stdev(lengths), 5) if len(lengths) > 1 else None,
-    }
 
 
 def _held_out_guard(setting: Setting, held_out: tuple[Tensor, ...], alone: Callable[[], DeepEnsemble]) -> obj.Guard:
@@ -138,13 +127,12 @@ def _heads(setting: Setting, material: Material) -> Record:
     """Train heads on the features of a frozen backbone."""
     features = material.features(setting.backbone)
     heads, run, extra = train_heads(setting, features, material)
-    training = _training(run)
-    training.pop("history")
+    training = {key: entry for key, entry in training_record(run).items() if key != "history"}
     record = judge(heads, features.judged, diagnosed=material.whole_records)
     record = _with_line({"training": training, **extra, **record})
     if not material.whole_records:
         # There are several seeds: values without their intervals over images, and no diagnosis.
-        record = with_values({key: entry for key, entry in record.items() if key != "finding"})
+        record = with_values(record)
     return record
 
 

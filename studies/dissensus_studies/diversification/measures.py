@@ -68,7 +68,8 @@ def judge(members: Members, inputs: Judged, diagnosed: bool = True) -> Record:
     scores = logits.map(partial(scores_of, names=names), inputs=1)
     record = quality_record(logits) | {"auroc": detection_record(names, scores)}
     if len(logits.test) > 1:
-        record["finding"] = collusion_record(logits) if diagnosed else {}
+        if diagnosed:
+            record["finding"] = collusion_record(logits)
         if isinstance(members, DeepEnsemble):
             # The average of all members' weights.
             soup = replace(inputs, ood={}).map(_alone(members.soup(), device_of(members)), outputs=0)

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import date
 from fnmatch import fnmatchcase
+from functools import partial
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -73,9 +74,8 @@ def file_name(name: str) -> str:
     return name.replace(" ", "_").replace("=", "")
 
 
-def print_now(text: str) -> None:
-    """Print a line that is seen at once, also in a file."""
-    print(text, flush=True)
+# Prints a line that is seen at once, also in a file.
+print_now = partial(print, flush=True)
 
 
 def run_arms(

@@ -40,10 +40,6 @@ class Claim:
         """Judge a claim by a condition; where what it looks at differs by chance alone, there is nothing to judge."""
         return cls(statement, measured, "within noise" if noise else "reproduced" if holds else "not reproduced")
 
-    def as_json(self) -> dict[str, str]:
-        """Return everything, for a results file."""
-        return {"statement": self.statement, "measured": self.measured, "verdict": self.verdict}
-
 
 _WORDS = {True: "reproduced", None: "unresolved", False: "not reproduced"}
 

@@ -23,7 +23,7 @@ from dissensus.training.schedules import MultiStep
 from dissensus_studies.harness.arm_log import UNDER_WAY, Record
 from dissensus_studies.harness.image_sets import ImageSets
 
-Changes = Literal["crop", "crop+rotation", "none"]
+Changes = Literal["crop", "crop+rotation"]
 BATCH_SIZE = 128
 BOOTSTRAP = 200
 # Of the images that are corrupted, in each severity: 19 corruptions of 10 000 images would take longer than training.
@@ -71,18 +71,13 @@ class UnitRange:
 
 
 _STEPS: Mapping[Changes, tuple[Augmentation, ...]] = {
-    "none": (),
     "crop": (RandomCrop(4),),
     "crop+rotation": (UnitRange(), RandomCrop(4), Rotation(15.0)),
 }
 
 
-def augmentation(sets: ImageSets, changes: Changes = "crop") -> Augmentation | None:
+def augmentation(sets: ImageSets, changes: Changes = "crop") -> Augmentation:
     """Return random crops after padding by 4, flips where a mirrored image is as good, and rotation by up to 15 degrees."""
-    if changes not in _STEPS:
-        raise ValueError(f"`changes` must be one of {', '.join(_STEPS)}; got {changes!r}.")
-    if changes == "none":
-        return None
     return Compose((*_STEPS[changes], *((HorizontalFlip(),) if sets.mirrored else ())))
 
 

@@ -107,7 +107,7 @@ def load_images(
 
     The folder (or `images/` in it) holds the known set in one of the layouts of `find_files`, files of arrays or folders such as
     `imagenet/train/<class>/` and `imagenet/val/<class>/`. Images become 3 x 32 x 32. Unknown sets are found by name; missing ones
-    are listed, and no error. `quick`, `known` and `limit` are those of `Options`; `validation` is how many of the first training images
+    are listed, and no error. `quick`, `known` and `limit` are those of `Work`; `validation` is how many of the first training images
     to hold out, a fifth if there are fewer than five times as many.
 
     Example:

@@ -1,23 +1,24 @@
-"""What every image study is: options in; arms run and kept, `results.json`, figures and a page out.
+"""What every image study is: options in; arms run and kept, `results.json`, a figure and a page out.
 
-A study gives its arms and what it makes of their records (`Page`): claims, figures as lines, tables.
+A study gives its arms and what it makes of their records (`Page`): claims, one table of all arms, one figure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from dissensus.html import Section, Table, Text
-from dissensus_studies.harness.arm_log import Arm, Arms, run_arms
+from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.claims import Claim, claims_table
 from dissensus_studies.harness.image_sets import ImageSets, load_images
-from dissensus_studies.harness.outputs import Outputs, as_markdown, print_table
+from dissensus_studies.harness.outputs import Outputs, print_table
 
 
 @dataclass(frozen=True)
-class Options:
-    """What an image study is asked for."""
+class Work:
+    """What an image study is asked for, its images, and what else it prepares: what arms are made of."""
 
     output: Path  # Folder for the results. A study that was interrupted goes on from what `arms.jsonl` there has.
     quick: bool = False  # Few epochs of a small network.
@@ -34,14 +35,8 @@ class Options:
     backbone: str | None = None
     seconds: float | None = None  # Train each arm for about so long.
     repeats: int | None = None  # Run so many seeds.
-
-
-@dataclass(frozen=True)
-class Work(Options):
-    """The same with the images, and what else a study prepares: what arms are made of."""
-
     sets: ImageSets = field(kw_only=True)
-    material: Any = None
+    material: Any = None  # What `prepare` of the study makes.
 
     @property
     def identity(self) -> dict[str, object]:
@@ -57,13 +52,12 @@ class Page:
 
     claims: Sequence[Claim]  # Of the document, if there is one.
     judged: str  # How claims were judged.
-    # Makes what stands between the claims and what the study ran on, figures included.
-    sections: Callable[[Outputs], Sequence[Section]]
-    screen: Table  # What the screen shows.
+    table: Table  # Of all arms; the screen shows it too.
+    # Draws the section with the figure, where there are arms for it.
+    figure: Callable[[Outputs], Section] | None = None
     remarks: Sequence[str] = ()  # In what the run differs from the document's.
     results: Mapping[str, Any] = field(default_factory=dict)  # Further parts of `results.json`.
     settings: Mapping[str, Any] = field(default_factory=dict)  # Further settings there.
-    tables: Sequence[Table] = ()  # What `tables.md` has, if anything.
 
 
 @dataclass(frozen=True)
@@ -75,48 +69,29 @@ class ImageStudy:
     arms: Callable[[Work], Sequence[Arm]]  # Its arms, in order of importance.
     page: Callable[[Work, Arms], Page]  # What it makes of what was done.
     prepare: Callable[[Work], Any] = lambda work: None  # Makes the material of its arms.
-    # Its other settings by name, such as "pretrained".
-    settings: Mapping[str, Callable[[Options], Path]] = field(default_factory=dict)
     options: Sequence[str] = ()  # What it can be asked for that not every study can.
     do: Callable[..., Arms] = run_arms  # Does the arms; `run_arms` unless a study does it another way.
 
     def run(
-        self,
-        output: Path,
-        *,
-        quick: bool = False,
-        seed: int = 0,
-        data: Path | None = None,
-        setting: str | None = None,
-        **options: Any,
+        self, output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None, **options: Any
     ) -> Path:
-        """Run the study, or another `setting` of it; return the path of its page. `Options` says what the others are."""
-        of_some, known = ("setting", "backbone", "seconds", "repeats"), [each.name for each in fields(Options)]
-        for name, value in {"setting": setting, **options}.items():
-            if (value is not None and (name in of_some and name not in self.options)) or name not in (
-                "setting",
-                *known,
-            ):
-                raise ValueError(f"This study has no option {name}. Leave it out.")
-        asked = Options(output, quick, seed, data, **options)
-        if setting is None:
-            return self.run_with(asked)
-        if setting not in self.settings:
-            raise ValueError(f"`setting` must be {' or '.join(map(repr, self.settings))} or left out; got {setting!r}.")
-        return self.settings[setting](asked)
+        """Run the study into a folder: read the images, do the arms, write what comes of them; return the path of its page.
 
-    def run_with(self, asked: Options) -> Path:
-        """Read the images, do the arms, and write what comes of them; return the path of the page."""
-        asked = replace(asked, quick=asked.quick or asked.data is None)
-        sets = load_images(asked.data, quick=asked.quick, known=asked.known, limit=asked.limit)
-        work = Work(**vars(asked), sets=sets)
+        `options` are those of `Work`.
+        """
+        of_some = {"backbone", "seconds", "repeats"} - {*self.options}
+        taken = {each.name for each in fields(Work)} - {"sets", "material", *of_some}
+        options = {name: value for name, value in options.items() if value is not None}
+        if lacking := [name for name in options if name not in taken]:
+            raise ValueError(f"This study has no option {lacking[0]}. Leave it out.")
+        quick = quick or data is None
+        sets = load_images(data, quick=quick, known=options.get("known"), limit=options.get("limit"))
+        work = Work(output, quick, seed, data, **options, sets=sets)
         work = replace(work, material=self.prepare(work))
         found = self.do(self.arms(work), work.output, settings=work.identity, minutes=work.minutes, only=work.arms)
         if not found.done:
             raise ValueError("No arm was finished: there is nothing to show. Give more minutes, or fewer epochs.")
         page, outputs = self.page(work, found), Outputs(work.output)
-        if page.tables:
-            (work.output / "tables.md").write_text("\n".join(map(as_markdown, page.tables)), encoding="utf-8")
         # Before anything is drawn: a figure that fails must not cost the numbers.
         outputs.results(
             {
@@ -128,10 +103,39 @@ class ImageStudy:
                 **page.results,
             }
         )
-        print_table(page.screen)
+        print_table(page.table)
         said = [Section("What the document says", claims_table(list(page.claims), page.judged))] if page.claims else []
-        outputs.sections += [*said, *page.sections(outputs), sets_section(sets, found, page.remarks)]
+        drawn = [page.figure(outputs)] if page.figure else []
+        outputs.sections += [*said, *drawn, Section("All arms", page.table), sets_section(sets, found, page.remarks)]
         return outputs.page(self.title, self.lead)
+
+
+def with_interval(value: Sequence[float | None] | None) -> str | None:
+    """Return `[value, low, high]` of a record as text; None stays None.
+
+    Example:
+        >>> with_interval([0.91234, 0.9, 0.92]).split()
+        ['0.9123', '[0.9000,', '0.9200]']
+    """
+    if value is None or value[0] is None:
+        return None
+    middle, *ends = (None if each is None else f"{each:.4f}" for each in value)
+    # Spaces that do not break keep a value and its interval on one line.
+    return middle if None in ends or not ends else f"{middle}\u00a0[{ends[0]},\u00a0{ends[1]}]"
+
+
+def at(*keys: str) -> Callable[[Any], Any]:
+    """Return what reads a place of a record, keys one inside the other; it gives None where there is nothing."""
+    return lambda record: reduce(lambda found, key: (found or {}).get(key), keys, record)
+
+
+def arms_table(
+    records: Mapping[str, Record], columns: Mapping[str, Callable[[Record], object]], caption: str = ""
+) -> Table:
+    """Return a row for each arm: its name, and what each column's function makes of its record, `[value, low, high]` as text."""
+    cells = {name: [read(record) for read in columns.values()] for name, record in records.items()}
+    rows = [(name, *(with_interval(v) if isinstance(v, list) else v for v in own)) for name, own in cells.items()]
+    return Table(("arm", *columns), rows, caption)
 
 
 def sets_section(sets: ImageSets, arms: Arms, remarks: Sequence[str] = ()) -> Section:

@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,16 +57,8 @@ def print_table(table: Table) -> None:
         print("  ".join([first.ljust(widths[0]), *(map(str.rjust, others, widths[1:]))]))
 
 
-def as_markdown(table: Table) -> str:
-    """Return a table as Markdown, its caption above it."""
-    rows = (table.columns, ["---"] * len(table.columns), *table.rows)
-    lines = ["| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |" for row in rows]
-    return "\n".join([*([f"**{table.caption}**", ""] if table.caption else []), *lines, ""])
-
-
 def _as_json(value: Any) -> Any:
-    if hasattr(value, "as_json"):
-        return value.as_json()
+    """Return a dataclass, a summary as it says itself, or a tensor's numbers."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+    return value.as_json() if hasattr(value, "as_json") else asdict(value)

@@ -1,6 +1,6 @@
 """Repeats in, means with errors and whether two arms differ out; 95 % intervals; how large a calibration error is by chance."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import comb, inf, isnan, sqrt
 from statistics import fmean, median, stdev
@@ -110,6 +110,19 @@ class Comparison:
         word = "lower " if self.verdict == "unresolved" else ""
         where = f"{word}in {count} of {self.repeats} repeats"
         return f"{self.verdict} ({where}, median difference {_digits(self.difference)}, p = {self.p:.1g})"
+
+
+def over_seeds(records: Iterable[tuple[Any, Any]], read: Callable[[Any], float]) -> dict[Any, Summary]:
+    """Return a quantity's values over repeats for each key (a beta, a strength, ...), in order of first appearance.
+
+    Example:
+        >>> over_seeds([(0.0, {"a": 1.0}), (0.5, {"a": 4.0}), (0.0, {"a": 3.0})], lambda record: record["a"])[0.0].mean
+        2.0
+    """
+    values: dict[Any, list[float]] = {}
+    for key, record in records:
+        values.setdefault(key, []).append(read(record))
+    return {key: Summary(tuple(found)) for key, found in values.items()}
 
 
 def _digits(value: float, size: float | None = None) -> str:
