@@ -23,8 +23,8 @@ from dissensus.conformal.coverage import IntervalMethod, SetMethod
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.scores import REGRESSION_SCORES, all_scores
 from dissensus_studies.harness.figures import save_figure
-from dissensus_studies.recorded import markdown
-from dissensus_studies.results import folded, template
+from dissensus_studies.recorded import markdown, template
+from dissensus_studies.results import folded
 
 if TYPE_CHECKING:
     import matplotlib.figure

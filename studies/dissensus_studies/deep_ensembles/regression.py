@@ -62,12 +62,10 @@ PLAIN = ARMS["Gaussian"]
 
 
 def practical_scales(num_members: int = PRACTICAL_MEMBERS) -> dict[int, float]:
-    r"""Return the seeds of the practical's regression members, and the scale of the initial parameters that each seed gives.
+    """Return the seeds of the practical's regression members, and the scale of the initial parameters that each seed gives.
 
-    $$s_j = 100 + \lfloor 10^4\,|z_j|\rfloor,\qquad \text{scale}_j = |u_j|,\ u_j \sim \mathcal N(0, 0.1^2)$$
-
-    The stream goes on where `cubic` left it and gives the standard normal $z_1$. Each seed $s_j$ starts a new
-    stream, which gives $u_j$ and then the next member's $z$.
+    The stream goes on where `cubic` left it and gives a standard normal, from which the first seed comes; each seed starts a new
+    stream, which gives its scale and then the next normal.
     """
     stream = np.random.RandomState(toy.CUBIC_SEED)
     # The forty points of `cubic`.
@@ -160,20 +158,15 @@ def train_repeats(
 def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Measures:
     """Measure ensembles of a size on fresh inputs and targets, `(points, 1)` each; quantities are means over the ensembles of a repeat.
 
-    Returns:
-        `nll`, `nll_train` and `nll_attacked` of the exact mixture in nats; `rmse` of its mean; `wild`, the share of ensembles with
-        a larger error than the constant 0; by region, the coverage of its central 90 % interval (`coverage_…`), mean standard
-        deviations of the mixture (`sd_…`) and of the members' means (`knowledge_…`); `overfit`, NLL minus that on the training
-        data; `ratio`, sd outside over sd inside.
+    NLL is that of the exact mixture in nats, RMSE that of its mean; `wild` is the share of ensembles with a larger error than the
+    constant 0; by region, `coverage_…` is that of the central 90 % interval, `sd_…` the mixture's, `knowledge_…` the members' means'.
     """
-    x, y = test
-    likelihood = trained.objective.likelihood
-    family = likelihood.family
+    (x, y), likelihood = test, trained.objective.likelihood
     with torch.no_grad():
         outputs = trained.outputs(x, num_members)
         own_x = trained.x[:, None].expand(-1, outputs.shape[2], -1, -1)
         moved = trained.outputs(attack(trained, num_members, test), num_members)
-        errors = (moments(outputs, family)[2] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
+        errors = (moments(outputs, likelihood.family)[2] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
         found = {
             "nll": likelihood.mixture(outputs, y),
             "nll_train": likelihood.mixture(trained.outputs(own_x, num_members), trained.y[:, None]),
@@ -183,8 +176,8 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
         }
         for name in REGIONS:
             x, y = region(name)
-            mean, scale, _, sd = moments(trained.outputs(x, num_members), family)
-            below = {"gaussian": Normal, "laplace": Laplace}[family](mean, scale).cdf(y[:, 0]).mean(0)
+            mean, scale, _, sd = moments(trained.outputs(x, num_members), likelihood.family)
+            below = {"gaussian": Normal, "laplace": Laplace}[likelihood.family](mean, scale).cdf(y[:, 0]).mean(0)
             found[f"coverage_{name}"] = ((below - 0.5).abs() <= COVERED / 2).double()
             found[f"sd_{name}"] = sd
             found[f"knowledge_{name}"] = mean.std(0, correction=0)

@@ -39,7 +39,7 @@ from dissensus.data.tables import columns_of
 from dissensus.estimators import EnsembleClassifier, EnsembleRegressor, Features
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.statistics import Summary
-from dissensus_studies.recorded import TEMPLATES, markdown
+from dissensus_studies.recorded import markdown, template
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -364,15 +364,12 @@ def write_report(records: Sequence[Record], trials: Sequence[Record] = ()) -> st
         "trial_seeds": len({trial["seed"] for trial in trials}),
         "changes": _changes(trials),
     }
-    for key in DETECTED:
-        values[key] = np.mean([list(line[key].values()) for line in ours])
-    for title, task in TASKS.items():
-        lines = [line for line in records if line["task"] == task]
-        values[title] = _task(title.capitalize(), task, lines) if lines else ""
-    template = (TEMPLATES / "tabular.md").read_text(encoding="utf-8")
+    values |= {key: np.mean([list(line[key].values()) for line in ours]) for key in DETECTED}
+    values |= {title: _task(title, [line for line in records if line["task"] == task]) for title, task in TASKS.items()}
+    page = template("tabular.md")
     if not trials:
-        template = template.partition("## How the defaults")[0].rstrip() + "\n"
-    return template.format(**values)
+        page = page.partition("## How the defaults")[0].rstrip() + "\n"
+    return page.format(**values)
 
 
 TASKS = {"classification": "classes", "regression": "numbers"}
@@ -435,7 +432,11 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     return figure
 
 
-def _task(title: str, task: str, lines: Sequence[Record]) -> str:
+def _task(title: str, lines: Sequence[Record]) -> str:
+    """Return ranks and measurements of the tables of one task; nothing without any."""
+    if not lines:
+        return ""
+    task = TASKS[title]
     found = {name: _summaries(lines, key) for key, name in MEASURES[task].items()}
     ranks = _ranks(task, lines)
 
@@ -451,7 +452,7 @@ def _task(title: str, task: str, lines: Sequence[Record]) -> str:
         for name, each in found.items()
     ]
     overview = markdown(["mean rank, 1 is best", *found], rows, wide=True)
-    return "\n\n".join([f"## {title}", overview, _verdict(task, lines, ranks), *tables])
+    return "\n\n".join([f"## {title.capitalize()}", overview, _verdict(task, lines, ranks), *tables])
 
 
 def _verdict(task: str, lines: Sequence[Record], ranks: Mapping[str, pd.Series]) -> str:
