@@ -199,23 +199,6 @@ def delays(repetitions: int = 200) -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
-def simulate() -> dict[str, Any]:
-    """Run everything; return the record."""
-    torch.set_num_threads(1)
-    return {
-        "repetitions": REPETITIONS,
-        "held_out": HELD_OUT,
-        "rate": RATE,
-        "stream": STREAM,
-        "false_alarms": {**false_alarms(), **false_alarms_of_a_chosen_score()},
-        "false_alarms_by_class": false_alarms_by_class(),
-        "coverage": coverage(),
-        "coverage_by_class": coverage_by_class(),
-        "quiet_streams": quiet_streams(),
-        "delays": delays(),
-    }
-
-
 def band(rate: float, repetitions: int) -> tuple[float, float]:
     """Return where 99.9 % of measured rates lie if the true one is `rate`: 3.3 standard deviations of a binomial share."""
     reach = 3.3 * sqrt(rate * (1 - rate) / repetitions)
@@ -289,9 +272,18 @@ def figure(record: Mapping[str, Any]) -> "matplotlib.figure.Figure":
 
 
 def main() -> None:
-    """Write record and page."""
+    """Simulate everything; write record and page."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results")
-    record = simulate()
+    torch.set_num_threads(1)
+    record = {
+        **{"repetitions": REPETITIONS, "held_out": HELD_OUT, "rate": RATE, "stream": STREAM},
+        "false_alarms": {**false_alarms(), **false_alarms_of_a_chosen_score()},
+        "false_alarms_by_class": false_alarms_by_class(),
+        "coverage": coverage(),
+        "coverage_by_class": coverage_by_class(),
+        "quiet_streams": quiet_streams(),
+        "delays": delays(),
+    }
     (folder / "guarantees.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "guarantees.md").write_text(page(record), encoding="utf-8")
     save_figure(figure(record), folder / "guarantees.svg")

@@ -341,10 +341,8 @@ def run(
         Section("By β", table),
     ]
     print_table(table)
-    return outputs.page(
-        "Between independent and joint training: tabular regression",
-        "Members trained to be right together become wrong apart: how soon, by how much, and what it costs.",
-    )
+    lead = "Members trained to be right together become wrong apart: how soon, by how much, and what it costs."
+    return outputs.page("Between independent and joint training: tabular regression", lead)
 
 
 def find_problems(data: Path | None, quick: bool = False, preparation: Preparation = "document") -> dict[str, Rows]:

@@ -1,12 +1,7 @@
 """Study `uci-deep-ensembles`: the usual regression benchmark, one net against a mixture of five.
 
-One hidden layer of 50 ReLU units (100 for protein), 40 epochs, batches of 100, Adam; inputs and targets are standardised on
-each training set; errors and likelihoods are in the targets' own units. The likelihood of a mixture is that of the normal
-distribution with its mean and standard deviation. All splits of a set and all members train as one ensemble.
-
-Two things differ from the protocol as it is usually given: the learning rate is a tenth of its 0.1, and each member's gradient
-is clipped. Without them nets run away: where a net is sure, its gradient goes with one over the squared scale, and one such
-batch throws the weights far off and fills Adam's second moment, after which nothing moves for hundreds of steps.
+All splits of a set and all members train as one ensemble. The learning rate is a tenth of the usual 0.1, and each member's gradient is
+clipped: without that nets run away.
 """
 
 import time

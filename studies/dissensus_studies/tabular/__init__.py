@@ -22,13 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import norm
-from sklearn import datasets
-from sklearn.ensemble import (
-    HistGradientBoostingClassifier,
-    HistGradientBoostingRegressor,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
+from sklearn import datasets, ensemble
 from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.neural_network import MLPClassifier, MLPRegressor
@@ -203,7 +197,7 @@ class Encoded:
         rows = self.features.standard(columns_of(x))
         if isinstance(self.model, GaussianProcessRegressor):
             mean, sd = self.model.predict(rows, return_std=True)
-        elif isinstance(self.model, RandomForestRegressor):
+        elif isinstance(self.model, ensemble.RandomForestRegressor):
             answers = np.stack([tree.predict(rows) for tree in self.model.estimators_])
             mean, sd = answers.mean(0), np.maximum(answers.std(0), 1e-2)
         else:
@@ -220,15 +214,15 @@ _NOISY = _KERNEL + WhiteKernel(0.1, (1e-4, 10))
 Methods = Mapping[str, Callable[[int], Any]]
 CLASSIFIERS: Methods = {
     OURS: lambda seed: EnsembleClassifier(random_state=seed),
-    "random forest": lambda seed: Encoded(RandomForestClassifier(random_state=seed)),
-    "boosting": lambda seed: Encoded(HistGradientBoostingClassifier(random_state=seed)),
+    "random forest": lambda seed: Encoded(ensemble.RandomForestClassifier(random_state=seed)),
+    "boosting": lambda seed: Encoded(ensemble.HistGradientBoostingClassifier(random_state=seed)),
     "one MLP": lambda seed: Encoded(MLPClassifier(early_stopping=True, max_iter=500, random_state=seed)),
     "Gaussian process": lambda seed: Encoded(GaussianProcessClassifier(_KERNEL, random_state=0)),
 }
 REGRESSORS: Methods = {
     OURS: lambda seed: EnsembleRegressor(random_state=seed),
-    "random forest": lambda seed: Encoded(RandomForestRegressor(random_state=seed)),
-    "boosting": lambda seed: Encoded(HistGradientBoostingRegressor(random_state=seed)),
+    "random forest": lambda seed: Encoded(ensemble.RandomForestRegressor(random_state=seed)),
+    "boosting": lambda seed: Encoded(ensemble.HistGradientBoostingRegressor(random_state=seed)),
     "one MLP": lambda seed: Encoded(MLPRegressor(early_stopping=True, max_iter=500, random_state=seed)),
     "Gaussian process": lambda seed: Encoded(GaussianProcessRegressor(_NOISY, random_state=0)),
 }
