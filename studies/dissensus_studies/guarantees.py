@@ -77,9 +77,13 @@ def regression_pool(num: int) -> tuple[Pools, Floats, Floats, Floats]:
 def false_alarms(repetitions: int = REPETITIONS) -> dict[str, float]:
     """Return how often one new input rings, for every score; each repetition has held-out inputs of its own."""
     size = HELD_OUT + 1
-    classes, *_ = pools(repetitions * size)
-    regression, *_ = regression_pool(repetitions * size)
-    return {name: _rate(own.reshape(repetitions, size)) for name, own in {**classes, **regression}.items()}
+    (classes, *_), (regression, *_) = pools(repetitions * size), regression_pool(repetitions * size)
+
+    def rings(row: Floats) -> bool:
+        return conformal.Alarm.of_scores(row[:-1], false_alarms=RATE).p_values_of(row[-1:])[0] <= RATE
+
+    rows = {name: own.reshape(repetitions, size) for name, own in {**classes, **regression}.items()}
+    return {name: float(np.mean([rings(row) for row in own])) for name, own in rows.items()}
 
 
 def false_alarms_of_a_chosen_score(repetitions: int = REPETITIONS) -> dict[str, float]:
@@ -111,13 +115,13 @@ def false_alarms_by_class(repetitions: int = REPETITIONS) -> dict[str, dict[str,
     """Return how often one new input of each class rings, for every score; for one also where its class is not known."""
     scores, _, places = _by_class(repetitions)
 
-    def ring(rows: Floats, known: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+    def ring(rows: Floats, of: NDArray[np.int64] | None) -> NDArray[np.bool_]:
         alarm = conformal.Alarm.of_scores(rows[:, :-1].ravel(), labels=LABELS, false_alarms=RATE)
-        return alarm.p_values_of(rows[:, -1], known) <= RATE
+        return alarm.p_values_of(rows[:, -1], of) <= RATE
 
-    cases = [(name, own, np.arange(4)) for name, own in scores.items()]
-    cases.append((UNKNOWN_CLASS, scores["total_entropy"], None))
-    return {name: _named([ring(rows, known) for rows in own[places]]) for name, own, known in cases}
+    known: dict[str, tuple[Floats, NDArray[np.int64] | None]] = {n: (own, np.arange(4)) for n, own in scores.items()}
+    known[UNKNOWN_CLASS] = scores["total_entropy"], None
+    return {name: _named([ring(rows, of) for rows in own[places]]) for name, (own, of) in known.items()}
 
 
 def coverage(repetitions: int = REPETITIONS) -> dict[str, float]:
@@ -287,12 +291,6 @@ def main() -> None:
     (folder / "guarantees.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "guarantees.md").write_text(page(record), encoding="utf-8")
     save_figure(figure(record), folder / "guarantees.svg")
-
-
-def _rate(scores: Floats) -> float:
-    """Return how often the last of each row rings, the others being held out."""
-    alarms = ((conformal.Alarm.of_scores(row[:-1], false_alarms=RATE), row[-1:]) for row in scores)
-    return float(np.mean([alarm.p_values_of(new)[0] <= RATE for alarm, new in alarms]))
 
 
 def _network(outputs: int) -> Callable[[], nn.Module]:

@@ -35,8 +35,7 @@ from dissensus_studies.tabular import RANKS_FIGURE, ranks_figure, read_records, 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-STUDIES = Path(__file__).parents[1]
-RECORDS, PAGES = STUDIES / "records", STUDIES.parent / "docs" / "results"
+RECORDS, PAGES = recorded.TEMPLATES.parent / "records", recorded.TEMPLATES.parents[1] / "docs" / "results"
 
 VERDICTS = ("reproduced", "not reproduced", "within noise", "not tested at the document's length")
 

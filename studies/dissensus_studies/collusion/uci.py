@@ -307,9 +307,7 @@ def run(
     """
     # The Gaussian process behind the search needs scipy.
     if any(find_spec(name) is None for name in ("optuna", "scipy")):
-        raise ModuleNotFoundError(
-            "The search for configurations is optuna's, which this environment lacks. Install with: pip install 'dissensus[studies]'"
-        )
+        raise ModuleNotFoundError("The search needs optuna. Install with: pip install 'dissensus[studies]'")
     if setting not in (None, "tangos", "train+validation"):
         raise ValueError(f"`setting` must be 'tangos', 'train+validation' or left out; got {setting!r}.")
     preparation: Preparation = "tangos" if setting == "tangos" else "document"
@@ -325,7 +323,8 @@ def run(
     claims = uci_claims(sets)
     points = [(result["set"], row["beta"], row) for result in found for row in result["betas"]]
     names = ("mse", "diversity", "member_mse", "bias_share", MOST_DROPPED)
-    drawing = sweep("collusion_uci", "Over β", points, {n.replace("_", " "): itemgetter(n) for n in names}, "β")
+    panels = {n.replace("_", " "): itemgetter(n) for n in names}
+    drawing = sweep("collusion_uci", "Over β", points, panels, "β")
     columns = ("set", "β", "MSE", "diversity", "members' MSE", "removed by debiasing", "rise if 60 % are dropped")
     rows = [
         [name, f"{beta:g}", *(str(Summary(tuple(_at(own[column], beta)))) for column in names)]
@@ -333,8 +332,8 @@ def run(
         for beta in SHOWN_BETAS
     ]
     table = Table(columns, rows, "Mean over runs ± standard error, on standardised targets")
-    made = {"settings": asdict(settings), "quick": quick, "optuna": version("optuna")}
-    outputs.results({"claims": claims, **made, "runs": found})
+    made = {"claims": claims, "settings": asdict(settings), "quick": quick, "optuna": version("optuna")}
+    outputs.results({**made, "runs": found})
     outputs.sections += [
         Section("What the document says", claims_table(claims, "Comparisons are judged by an exact sign test at 5 %.")),
         drawing.section(outputs),

@@ -4,10 +4,9 @@ Questions about the recipe are answered on fresh samples of the same law, so tha
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -61,8 +60,7 @@ PLAIN = ARMS["Gaussian"]
 def practical_scales(num_members: int = PRACTICAL_MEMBERS) -> dict[int, float]:
     """Return the seeds of the practical's regression members, and the scale of the initial parameters that each seed gives.
 
-    The stream goes on where `cubic` left it and gives a standard normal, from which the first seed comes; each seed starts a new
-    stream, which gives its scale and then the next normal.
+    The stream goes on where `cubic` left it and gives the first seed; each seed starts a new stream: its scale, then the next seed.
     """
     stream = np.random.RandomState(toy.CUBIC_SEED)
     # The forty points of `cubic`.
@@ -90,10 +88,9 @@ def train_practical(
 
 
 def headline(num_seeds: int) -> dict[str, list[float]]:
-    """Train the practical's six Gaussian nets with several seeds, all in one call of `fit`; return what each seed ends with.
+    """Train the practical's six Gaussian nets with several seeds in one call of `fit`; return what each seed ends with.
 
-    At this learning rate a run is chaotic: rounding decides it after some hundred steps, so that one seed gives other numbers on
-    another machine or engine, and only the distribution over seeds can be compared.
+    A run at this learning rate is chaotic: rounding decides it, so that only the distribution over seeds can be compared.
     """
     run = train_practical(num_seeds=num_seeds, engine="eager")
     found = {}
@@ -104,8 +101,7 @@ def headline(num_seeds: int) -> dict[str, list[float]]:
     return found | {"best_net": losses.amin(1).tolist(), "worst_net": losses.amax(1).tolist()}
 
 
-@dataclass(frozen=True)
-class Repeats:
+class Repeats(NamedTuple):
     """One arm trained on several samples, `(repeats, points, 1)`, as one ensemble: nets of the first sample, of the second, and so on."""
 
     objective: Objective

@@ -6,9 +6,8 @@ clipped: without that nets run away.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,13 +54,8 @@ METRICS = ("rmse", "nll")
 SetResult = dict[str, dict[str, Summary]]
 
 
-@dataclass(frozen=True)
-class Splits:
-    """All splits of one data set, standardised on their training parts.
-
-    Inputs and targets are `(splits, rows, ...)`; test targets are in their own units, of which `centre` and `spread` of each
-    split's training targets are, `(splits, 1)`.
-    """
+class Splits(NamedTuple):
+    """All splits of a set, standardised on their training parts; test targets are in their own units, as `centre` and `spread` are."""
 
     x: Tensor
     y: Tensor

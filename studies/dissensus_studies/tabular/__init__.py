@@ -359,7 +359,7 @@ def write_report(records: Sequence[Record], trials: Sequence[Record] = ()) -> st
         "changes": _changes(trials),
     }
     values |= {key: np.mean([list(line[key].values()) for line in ours]) for key in DETECTED}
-    values |= {title: _task(title, [line for line in records if line["task"] == task]) for title, task in TASKS.items()}
+    values |= dict.fromkeys(TASKS, "") | {title: _task(title, lines) for title, lines in _by_task(records).items()}
     page = template("tabular.md")
     if not trials:
         page = page.partition("## How the defaults")[0].rstrip() + "\n"
@@ -371,13 +371,18 @@ DETECTED = {"auroc": "distance to training rows (the alarm)", "auroc_knowledge":
 RANKS_FIGURE = "![Mean rank of each method over the tables, for every measure; the tables of ranks below have the numbers](tabular.svg)"
 
 
+def _by_task(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the lines of each task that has any, by its title."""
+    groups = {title: [line for line in records if line["task"] == task] for title, task in TASKS.items()}
+    return {title: lines for title, lines in groups.items() if lines}
+
+
 def standing(records: Sequence[Record]) -> str:
     """Return where the ensemble stands by each measure, task by task."""
     rows = []
-    for title, task in TASKS.items():
-        lines = [line for line in records if line["task"] == task]
+    for title, lines in _by_task(records).items():
         repeats = len({line["repeat"] for line in lines})
-        for name, ranks in _ranks(task, lines).items():
+        for name, ranks in _ranks(lines).items():
             place, first = _place(ranks)
             verdict = "**first**" if first == OURS else f"{place}. behind {first}"
             rows.append([f"{title}, {name}", verdict, f"{ranks[OURS]:.2f} of {len(ranks)}", str(repeats)])
@@ -394,11 +399,11 @@ def _summaries(lines: Sequence[Record], key: str) -> pd.DataFrame:
     return pd.DataFrame(values).loc[tables].map(lambda own: Summary(tuple(own)))
 
 
-def _ranks(task: str, lines: Sequence[Record]) -> dict[str, pd.Series]:
+def _ranks(lines: Sequence[Record]) -> dict[str, pd.Series]:
     """Return each method's mean rank over tables, by its mean over repeats, for each measure that has a better end."""
     return {
         name: _summaries(lines, key).map(lambda own: own.mean).rank(axis=1, ascending=key != "auroc").mean()
-        for key, name in MEASURES[task].items()
+        for key, name in MEASURES[lines[0]["task"]].items()
         if key not in ("covered", "seconds")
     }
 
@@ -412,8 +417,8 @@ def _place(ranks: pd.Series) -> tuple[int, str]:
 def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     """Draw the mean ranks of all methods by each measure; the ensemble stands out."""
     figure, axes = plots.panels(columns=2, width=4.6, height=2.9)
-    for ax, (title, task) in zip(axes, TASKS.items(), strict=True):
-        ranks = pd.DataFrame(_ranks(task, [line for line in records if line["task"] == task])).T
+    for ax, (title, lines) in zip(axes, _by_task(records).items(), strict=True):
+        ranks = pd.DataFrame(_ranks(lines)).T
         for place, method in enumerate(ranks):
             own = method == OURS
             look: dict[str, Any] = {"color": plots.COLOURS[1] if own else "#555555", "alpha": 1 if own else 0.6}
@@ -427,12 +432,9 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 
 def _task(title: str, lines: Sequence[Record]) -> str:
-    """Return ranks and measurements of the tables of one task; nothing without any."""
-    if not lines:
-        return ""
-    task = TASKS[title]
-    found = {name: _summaries(lines, key) for key, name in MEASURES[task].items()}
-    ranks = _ranks(task, lines)
+    """Return ranks and measurements of the tables of one task."""
+    found = {name: _summaries(lines, key) for key, name in MEASURES[lines[0]["task"]].items()}
+    ranks = _ranks(lines)
 
     def cell(name: str, method: str) -> str:
         if name in ranks:
@@ -446,10 +448,10 @@ def _task(title: str, lines: Sequence[Record]) -> str:
         for name, each in found.items()
     ]
     overview = markdown(["mean rank, 1 is best", *found], rows, wide=True)
-    return "\n\n".join([f"## {title.capitalize()}", overview, _verdict(task, lines, ranks), *tables])
+    return "\n\n".join([f"## {title.capitalize()}", overview, _verdict(lines, ranks), *tables])
 
 
-def _verdict(task: str, lines: Sequence[Record], ranks: Mapping[str, pd.Series]) -> str:
+def _verdict(lines: Sequence[Record], ranks: Mapping[str, pd.Series]) -> str:
     """Say in words where the ensemble stands, and where boosting is the better choice."""
     places, better = [], {}
     for name, own in ranks.items():
@@ -461,7 +463,7 @@ def _verdict(task: str, lines: Sequence[Record], ranks: Mapping[str, pd.Series])
         better[key] = f"{len(some)} of {len(means)} tables" + (f" ({', '.join(some)})" if len(some) else "")
     alike = ": where a table of yours is like those, take `HistGradientBoosting`"
     return (
-        f"By mean rank of {len(own)} the ensemble is {', '.join(places)}. Boosting has the lower {MEASURES[task]['error']} on "
+        f"By mean rank of {len(own)} the ensemble is {', '.join(places)}. Boosting has the lower {MEASURES[lines[0]['task']]['error']} on "
         f"{better['error']}, and the lower NLL on {better['nll']}{alike if '(' in ''.join(better.values()) else ''}. It trains faster, and "
         f"is the usual first choice for tables of many more rows than the {TRAINING_ROWS} here, which were not measured. Ranks "
         "within the standard errors below mean little."
