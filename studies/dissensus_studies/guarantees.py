@@ -5,8 +5,9 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,7 +23,7 @@ from dissensus.conformal.coverage import IntervalMethod, SetMethod
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.scores import REGRESSION_SCORES, all_scores
 from dissensus_studies.harness.figures import save_figure
-from dissensus_studies.recorded import TEMPLATES, markdown
+from dissensus_studies.recorded import markdown, template
 from dissensus_studies.results import folded
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 REPETITIONS = 1000
 HELD_OUT = 99  # with rates of 0.1, (n + 1) times the rate is whole, so the rate is met exactly where there are no ties
 RATE = 0.1
+LABELS = np.repeat(np.arange(4), HELD_OUT)
 SET_METHODS: tuple[SetMethod, ...] = ("lac", "aps", "raps")
+INTERVAL_METHODS: tuple[IntervalMethod, ...] = ("normalised", "cqr")
 DISCRETE = ("num_unique", "variation_ratio")
 UNKNOWN_CLASS = "total_entropy, class not known"
 STREAM = 10_000
@@ -44,6 +47,7 @@ SHIFTS: dict[str, tuple[float, float]] = {
     "sd × 2": (0, 2),
 }
 Floats: TypeAlias = NDArray[np.float64]
+Places: TypeAlias = NDArray[np.intp]
 Pools: TypeAlias = Mapping[str, Floats]
 
 
@@ -73,9 +77,13 @@ def regression_pool(num: int) -> tuple[Pools, Floats, Floats, Floats]:
 def false_alarms(repetitions: int = REPETITIONS) -> dict[str, float]:
     """Return how often one new input rings, for every score; each repetition has held-out inputs of its own."""
     size = HELD_OUT + 1
-    classes, *_ = pools(repetitions * size)
-    regression, *_ = regression_pool(repetitions * size)
-    return {name: _rate(own.reshape(repetitions, size)) for name, own in {**classes, **regression}.items()}
+    (classes, *_), (regression, *_) = pools(repetitions * size), regression_pool(repetitions * size)
+
+    def rings(row: Floats) -> bool:
+        return conformal.Alarm.of_scores(row[:-1], false_alarms=RATE).p_values_of(row[-1:])[0] <= RATE
+
+    rows = {name: own.reshape(repetitions, size) for name, own in {**classes, **regression}.items()}
+    return {name: float(np.mean([rings(row) for row in own])) for name, own in rows.items()}
 
 
 def false_alarms_of_a_chosen_score(repetitions: int = REPETITIONS) -> dict[str, float]:
@@ -91,7 +99,7 @@ def false_alarms_of_a_chosen_score(repetitions: int = REPETITIONS) -> dict[str, 
     return {"chosen by examples": float(np.mean(rings))}
 
 
-def _by_class(repetitions: int) -> tuple[Pools, Floats, NDArray[np.intp]]:
+def _by_class(repetitions: int) -> tuple[Pools, Floats, Places]:
     """Return scores and mean probabilities of fresh inputs, and the places of those of each class, `(repetitions, classes, inputs)`."""
     per_class = HELD_OUT + 1
     scores, y, probs = pools(repetitions * per_class * 8)
@@ -99,59 +107,55 @@ def _by_class(repetitions: int) -> tuple[Pools, Floats, NDArray[np.intp]]:
     return scores, probs, np.stack(places, 1)
 
 
+def _named(shares: Sequence[NDArray[np.bool_]]) -> dict[str, float]:
+    return {f"class {c}": float(share) for c, share in enumerate(np.mean(shares, 0))}
+
+
 def false_alarms_by_class(repetitions: int = REPETITIONS) -> dict[str, dict[str, float]]:
     """Return how often one new input of each class rings, for every score; for one also where its class is not known."""
     scores, _, places = _by_class(repetitions)
-    found = {name: _rates_by_class(own, places, np.arange(4)) for name, own in scores.items()}
-    return found | {UNKNOWN_CLASS: _rates_by_class(scores["total_entropy"], places, None)}
 
+    def ring(rows: Floats, of: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+        alarm = conformal.Alarm.of_scores(rows[:, :-1].ravel(), labels=LABELS, false_alarms=RATE)
+        return alarm.p_values_of(rows[:, -1], of) <= RATE
 
-def _rates_by_class(scores: Floats, places: NDArray[np.intp], known: NDArray[np.int64] | None) -> dict[str, float]:
-    """Return how often the last input of each class rings, the others being held out."""
-    labels = np.repeat(np.arange(4), HELD_OUT)
-    rings = []
-    for rows in scores[places]:
-        alarm = conformal.Alarm.of_scores(rows[:, :-1].ravel(), labels=labels, false_alarms=RATE)
-        rings.append(alarm.p_values_of(rows[:, -1], known) <= RATE)
-    return {f"class {c}": float(rate) for c, rate in enumerate(np.mean(rings, 0))}
+    known: dict[str, tuple[Floats, NDArray[np.int64] | None]] = {n: (own, np.arange(4)) for n, own in scores.items()}
+    known[UNKNOWN_CLASS] = scores["total_entropy"], None
+    return {name: _named([ring(rows, of) for rows in own[places]]) for name, (own, of) in known.items()}
 
 
 def coverage(repetitions: int = REPETITIONS) -> dict[str, float]:
     """Return how often sets and intervals for one new input hold the truth."""
     rows = np.arange(repetitions * (HELD_OUT + 1)).reshape(repetitions, HELD_OUT + 1)
     _, y, probs = pools(rows.size)
-    found = {}
-    for method in SET_METHODS:
-        held = [
-            conformal.sets(probs[i[:-1]], y[i[:-1]], probs[i[-1:]], 1 - RATE, method=method)[0, y[i[-1]]] for i in rows
-        ]
-        found[f"sets, {method}"] = float(np.mean(held))
     _, mean, sd, target = regression_pool(rows.size)
-    # To CQR, quantiles that are lopsided and too narrow.
-    cases: list[tuple[IntervalMethod, Floats, Floats]] = [("normalised", mean, sd), ("cqr", mean - sd, mean + 0.5 * sd)]
-    for reading, first, second in cases:
-        held = []
-        for i in rows:
-            cal, new = (first[i[:-1]], second[i[:-1]]), (first[i[-1:]], second[i[-1:]])
-            low, high = conformal.intervals(cal, target[i[:-1]], new, 1 - RATE, method=reading)[0]
-            held.append(low <= target[i[-1]] <= high)
-        found[f"intervals, {reading}"] = float(np.mean(held))
-    return found
+
+    def set_holds(cal: Places, new: Places, method: SetMethod) -> bool:
+        return conformal.sets(probs[cal], y[cal], probs[new], 1 - RATE, method=method)[0, y[new[0]]]
+
+    def interval_holds(cal: Places, new: Places, method: IntervalMethod) -> bool:
+        # To CQR, quantiles that are lopsided and too narrow.
+        first, second = (mean, sd) if method == "normalised" else (mean - sd, mean + 0.5 * sd)
+        given, asked = (first[cal], second[cal]), (first[new], second[new])
+        low, high = conformal.intervals(given, target[cal], asked, 1 - RATE, method=method)[0]
+        return low <= target[new[0]] <= high
+
+    cases: dict[str, Callable[[Places, Places], bool]] = {
+        **{f"sets, {method}": partial(set_holds, method=method) for method in SET_METHODS},
+        **{f"intervals, {method}": partial(interval_holds, method=method) for method in INTERVAL_METHODS},
+    }
+    return {name: float(np.mean([holds(i[:-1], i[-1:]) for i in rows])) for name, holds in cases.items()}
 
 
 def coverage_by_class(repetitions: int = REPETITIONS) -> dict[str, dict[str, float]]:
     """Return how often sets hold the truth of a new input of each class, by method."""
     _, probs, places = _by_class(repetitions)
-    labels = np.repeat(np.arange(4), HELD_OUT)
-    found = {}
-    for method in SET_METHODS:
-        held = []
-        for rows in places:
-            cal, new = rows[:, :-1].ravel(), rows[:, -1]
-            answer = conformal.sets(probs[cal], labels, probs[new], 1 - RATE, method=method, per_class=True)
-            held.append(np.diagonal(answer))
-        found[f"sets, {method}"] = {f"class {c}": float(share) for c, share in enumerate(np.mean(held, 0))}
-    return found
+
+    def hold(rows: Places, method: SetMethod) -> NDArray[np.bool_]:
+        cal, new = probs[rows[:, :-1].ravel()], probs[rows[:, -1]]
+        return np.diagonal(conformal.sets(cal, LABELS, new, 1 - RATE, method=method, per_class=True))
+
+    return {f"sets, {method}": _named([hold(rows, method) for rows in places]) for method in SET_METHODS}
 
 
 def quiet_streams(repetitions: int = REPETITIONS) -> dict[str, dict[str, float]]:
@@ -175,51 +179,28 @@ def quiet_streams(repetitions: int = REPETITIONS) -> dict[str, dict[str, float]]
         "monitor, scores with many ties": partial(monitored, lambda n: rng.integers(0, 4, n).astype(float)),
         "not valid: p-values against 200 fixed inputs": ranked,
     }
-    found = {}
-    for name, stream in streams.items():
-        peaks = np.array([stream(seed) for seed in range(repetitions)])
-        found[name] = {str(c): float(np.mean(peaks >= np.log(c))) for c in THRESHOLDS}
-    return found
+    peaks = {name: np.array([stream(seed) for seed in range(repetitions)]) for name, stream in streams.items()}
+    return {name: {str(c): float(np.mean(own >= np.log(c))) for c in THRESHOLDS} for name, own in peaks.items()}
 
 
 def delays(repetitions: int = 200) -> dict[str, dict[str, dict[str, float]]]:
     """Return how many inputs after a change the monitor rings, by when it came and what it was: median and 90 %, 1000 for later."""
     rng = np.random.default_rng(1)
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for before in (0, 1000, 10_000):
-        for name, (shift, spread) in SHIFTS.items():
-            waits: dict[int, list[float]] = {20: [], 100: []}
-            for seed in range(repetitions):
-                monitor = conformal.DriftMonitor.of_scores(rng.normal(size=500), seed=seed)
-                if before:
-                    monitor.update_scores(rng.normal(size=before))
-                path = monitor.log_path(rng.normal(shift, spread, size=1000))
-                for threshold, own in waits.items():
-                    reached = path >= np.log(threshold)
-                    own.append(float(np.argmax(reached)) + 1 if reached.any() else np.inf)
-            found.setdefault(f"after {before}", {})[name] = {
-                f"{part} at {threshold}": min(float(np.quantile(own, share, method="inverted_cdf")), 1000.0)
-                for threshold, own in waits.items()
-                for part, share in (("median", 0.5), ("90 %", 0.9))
-            }
+    for before, (name, (shift, spread)) in product((0, 1000, 10_000), SHIFTS.items()):
+        paths = []
+        for seed in range(repetitions):
+            monitor = conformal.DriftMonitor.of_scores(rng.normal(size=500), seed=seed)
+            if before:
+                monitor.update_scores(rng.normal(size=before))
+            paths.append(monitor.log_path(rng.normal(shift, spread, size=1000)))
+        own = found.setdefault(f"after {before}", {}).setdefault(name, {})
+        for threshold in (20, 100):
+            reached = np.array(paths) >= np.log(threshold)
+            waits = np.where(reached.any(1), reached.argmax(1) + 1.0, 1000.0)
+            for part, share in (("median", 0.5), ("90 %", 0.9)):
+                own[f"{part} at {threshold}"] = float(np.quantile(waits, share, method="inverted_cdf"))
     return found
-
-
-def simulate() -> dict[str, Any]:
-    """Run everything; return the record."""
-    torch.set_num_threads(1)
-    return {
-        "repetitions": REPETITIONS,
-        "held_out": HELD_OUT,
-        "rate": RATE,
-        "stream": STREAM,
-        "false_alarms": {**false_alarms(), **false_alarms_of_a_chosen_score()},
-        "false_alarms_by_class": false_alarms_by_class(),
-        "coverage": coverage(),
-        "coverage_by_class": coverage_by_class(),
-        "quiet_streams": quiet_streams(),
-        "delays": delays(),
-    }
 
 
 def band(rate: float, repetitions: int) -> tuple[float, float]:
@@ -232,21 +213,21 @@ def page(record: Mapping[str, Any]) -> str:
     """Return the page about a record: the words of its template, and tables."""
     low, high = band(record["rate"], record["repetitions"])
     low_cover, high_cover = band(1 - record["rate"], record["repetitions"])
-    alarms = {f"{name}{' *' if name in DISCRETE else ''}": value for name, value in record["false_alarms"].items()}
+    alarms = {_starred(name): {"false alarms": value} for name, value in record["false_alarms"].items()}
+    delays = [f"Change {when} inputs:\n\n{_table(own, '{:.0f}', 'change')}" for when, own in record["delays"].items()]
     tables = {
-        "false_alarms": _table({name: {"false alarms": value} for name, value in alarms.items()}, corner="score"),
+        "false_alarms": _table(alarms, corner="score"),
         "coverage": _table({name: {"coverage": value} for name, value in record["coverage"].items()}),
-        "false_alarms_by_class": _table(record["false_alarms_by_class"]),
-        "coverage_by_class": _table(record["coverage_by_class"]),
+        **{name: _table(record[name]) for name in ("false_alarms_by_class", "coverage_by_class")},
         "quiet_streams": _table(record["quiet_streams"], corner="c ="),
-        "delays": "\n\n".join(
-            f"Change {when} inputs:\n\n{_table(changes, '{:.0f}', 'change')}"
-            for when, changes in record["delays"].items()
-        ),
+        "delays": "\n\n".join(delays),
     }
     bands = {"low": low, "high": high, "low_cover": low_cover, "high_cover": high_cover, "cover": 1 - record["rate"]}
-    words = (TEMPLATES / "guarantees.md").read_text(encoding="utf-8")
-    return folded(words.format(**{**record, **tables, **bands}), promises(record))
+    return folded(template("guarantees.md").format(**{**record, **tables, **bands}), promises(record))
+
+
+def _starred(name: str) -> str:
+    return f"{name} *" if name in DISCRETE else name
 
 
 def promises(record: Mapping[str, Any]) -> str:
@@ -264,9 +245,10 @@ def promises(record: Mapping[str, Any]) -> str:
         (f"sets and intervals hold the truth, {1 - rate:g}", [*record["coverage"].values()], 1 - rate, False),
         (f"sets within each class, {1 - rate:g}", in_classes, 1 - rate, False),
     ]
-    for c in THRESHOLDS:
-        shares = [one[str(c)] for one in quiet]
-        cases.append((f"without a change, at most 1/{c} of streams ever reach {c}", shares, 1 / c, True))
+    cases += [
+        (f"without a change, at most 1/{c} of streams ever reach {c}", [one[str(c)] for one in quiet], 1 / c, True)
+        for c in THRESHOLDS
+    ]
     rows = []
     for claim, values, promised, at_most in cases:
         low, high = band(promised, record["repetitions"])
@@ -287,25 +269,28 @@ def figure(record: Mapping[str, Any]) -> "matplotlib.figure.Figure":
     ax.axvspan(low, high, color="#CCCCCC", alpha=0.5, linewidth=0)
     ax.axvline(record["rate"], color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
     ax.plot(list(record["false_alarms"].values()), range(len(names)), "o", color=plots.COLOURS[0])
-    ax.set_yticks(range(len(names)), [f"{name.replace('_', ' ')}{' *' if name in DISCRETE else ''}" for name in names])
+    ax.set_yticks(range(len(names)), [_starred(name).replace("_", " ") for name in names])
     ax.invert_yaxis()
     ax.set(xlabel="false alarms; grey: chance around the promised rate", xlim=(0, None))
     return drawing
 
 
 def main() -> None:
-    """Write record and page."""
+    """Simulate everything; write record and page."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/results")
-    record = simulate()
+    torch.set_num_threads(1)
+    record = {
+        **{"repetitions": REPETITIONS, "held_out": HELD_OUT, "rate": RATE, "stream": STREAM},
+        "false_alarms": {**false_alarms(), **false_alarms_of_a_chosen_score()},
+        "false_alarms_by_class": false_alarms_by_class(),
+        "coverage": coverage(),
+        "coverage_by_class": coverage_by_class(),
+        "quiet_streams": quiet_streams(),
+        "delays": delays(),
+    }
     (folder / "guarantees.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "guarantees.md").write_text(page(record), encoding="utf-8")
     save_figure(figure(record), folder / "guarantees.svg")
-
-
-def _rate(scores: Floats) -> float:
-    """Return how often the last of each row rings, the others being held out."""
-    alarms = ((conformal.Alarm.of_scores(row[:-1], false_alarms=RATE), row[-1:]) for row in scores)
-    return float(np.mean([alarm.p_values_of(new)[0] <= RATE for alarm, new in alarms]))
 
 
 def _network(outputs: int) -> Callable[[], nn.Module]:

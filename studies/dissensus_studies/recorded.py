@@ -29,6 +29,11 @@ GROUPS = ("near", "far")
 _GUIDED, _INDEPENDENT = "ldr=0.5 none A=2 M=5", "deep M=5"
 
 
+def template(name: str) -> str:
+    """Return a file of `studies/pages`."""
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = "", wide: bool = False) -> str:
     """Return a table in Markdown; a rule with spaces is for cells that are all as wide as that, `wide` the usual one of these.
 
@@ -115,14 +120,14 @@ def _name(own: pd.DataFrame) -> str:
     return names[first["setting.method"]].format(first["setting.strength"])
 
 
-def methods_table(frame: pd.DataFrame, classes: int = 100, size: int = 5) -> str:
-    """Return all methods with so many heads, one line each."""
-    own = frame[(frame["setting.backbone"] == f"pretrained C={classes}") & (frame["setting.num_members"] == size)]
+def methods_table(frame: pd.DataFrame) -> str:
+    """Return all methods with five heads for a hundred classes, one line each."""
+    own = frame[(frame["setting.backbone"] == "pretrained C=100") & (frame["setting.num_members"] == 5)]
     header = ["heads", "seeds", "accuracy", "worst member, points", "NLL", "ECE", "different answers"]
     lines = []
     for row, seeds in own.groupby("row", sort=False):
         accuracy, nll, ece = (mean_text(over(seeds[f"test.{m}"])) for m in ("accuracy", "nll", "ece"))
-        lost = "" if row.startswith("deep") else _points(paired(seeds, _arms(own, classes, f"deep M={size}"), "worst"))
+        lost = "" if row.startswith("deep") else _points(paired(seeds, _arms(own, 100, _INDEPENDENT), "worst"))
         head = [_name(seeds), str(len(seeds)), accuracy, lost, nll, ece, mean_text(over(seeds[KNOWN]), 2)]
         aurocs = [" / ".join(_mean(seeds, f"auroc.{group}.{score}") for score in SCORES.values()) for group in GROUPS]
         lines.append([*head, *aurocs])
@@ -203,11 +208,11 @@ def sizes_table(frame: pd.DataFrame) -> str:
     return markdown([*header, *(f"{group}: PDS / energy" for group in GROUPS)], lines)
 
 
-TABLES: Mapping[str, Callable[[Sequence[Record]], str]] = {
-    "pretrained-methods": lambda rows: methods_table(pretrained(rows)),
-    "pretrained-ece": lambda rows: ece_sentence(pretrained(rows)),
-    "pretrained-guard": lambda rows: guard_table(pretrained(rows)),
-    "pretrained-sizes": lambda rows: sizes_table(pretrained(rows)),
+TABLES: Mapping[str, Callable[[pd.DataFrame], str]] = {
+    "pretrained-methods": methods_table,
+    "pretrained-ece": ece_sentence,
+    "pretrained-guard": guard_table,
+    "pretrained-sizes": sizes_table,
 }
 
 
@@ -230,17 +235,14 @@ def judged(cases: Mapping[str, Summary]) -> tuple[str, str]:
 Detector = tuple[pd.DataFrame, str, str]
 
 
-def _detects(
-    first: Detector | Mapping[str, Detector], second: Detector | Mapping[str, Detector], prefix: str = ""
-) -> tuple[dict[str, Summary], str]:
-    """Return by how much the first, of each group or of all, detects better than the second, and both numbers as text."""
-    cases, texts = {}, []
-    first, second = (each if isinstance(each, Mapping) else _best([each]) for each in (first, second))
-    for group in (group for group in GROUPS if group in first and group in second):
-        (own, score, name), (other, rival, of_other) = first[group], second[group]
+def _detects(first: Iterable[Detector], second: Iterable[Detector], prefix: str = "") -> tuple[dict[str, Summary], str]:
+    """Return by how much the best of the first detects better than the best of the second in each group, and both numbers as text."""
+    cases, texts, own, others = {}, [], _best(first), _best(second)
+    for group in (group for group in GROUPS if group in own and group in others):
+        (frame, score, name), (other, rival, of_other) = own[group], others[group]
         score, rival = f"auroc.{group}.{score}", f"auroc.{group}.{rival}"
-        cases[group] = paired(own, other, score, rival)
-        texts.append(f"{group} {_mean(own, score)}{name} against {_mean(other, rival)}{of_other}")
+        cases[group] = paired(frame, other, score, rival)
+        texts.append(f"{group} {_mean(frame, score)}{name} against {_mean(other, rival)}{of_other}")
     return cases, prefix + ", ".join(texts)
 
 
@@ -275,6 +277,7 @@ def guided_claims(frame: pd.DataFrame) -> dict[str, tuple[dict[str, Summary], st
     other = OTHER if OTHER in sets else sets[-1]
     images = "CIFAR-10" if other == OTHER else other.removeprefix("unique.")
     scores = dict.fromkeys(name.split(".")[-1] for name in guided if name.startswith("auroc."))
+    own_pds = [(guided, PDS, "")]
 
     found: dict[str, tuple[dict[str, Summary], str]] = {
         "Loss-guided members give more different answers on every set.": (
@@ -287,24 +290,24 @@ def guided_claims(frame: pd.DataFrame) -> dict[str, tuple[dict[str, Summary], st
             f"different answers {', '.join(_mean(own, KNOWN) for own in strengths.values())} at {', '.join(strengths)}",
         ),
         "Some strength detects better with PDS than none.": _detects(
-            _best((own, PDS, f" at {s}") for s, own in strengths.items()), (plain, PDS, "")
+            ((own, PDS, f" at {s}") for s, own in strengths.items()), [(plain, PDS, "")]
         ),
         "PDS is poor without diversity.": _detects(
-            (plain, BMA, ""), (plain, PDS, ""), "independent heads, BMA against PDS: "
+            [(plain, BMA, "")], [(plain, PDS, "")], "independent heads, BMA against PDS: "
         ),
-        "PDS of loss-guided ensembles detects better than BMA.": _detects((guided, PDS, ""), (guided, BMA, "")),
+        "PDS of loss-guided ensembles detects better than BMA.": _detects(own_pds, [(guided, BMA, "")]),
         "PDS is the best of all scores for them.": _detects(
-            (guided, PDS, ""), _best((guided, score, f" ({score})") for score in scores if score != PDS)
+            own_pds, ((guided, score, f" ({score})") for score in scores if score != PDS)
         ),
         "Loss-guided training with PDS detects better than any other method with BMA or PDS.": _detects(
-            (guided, PDS, ""), _best((own, score, f" ({_name(own)})") for own in rivals for score in (BMA, PDS))
+            own_pds, ((own, score, f" ({_name(own)})") for own in rivals for score in (BMA, PDS))
         ),
         "Members differ without harm to what they learn.": (
             {"the worst member": over(value + 0.02 for value in lost.values)},
             f"the worst member {_points(lost)} points; guarded {_points(held)}",
         ),
-        "More members detect better (PDS).": _detects((guided, PDS, ""), (two, PDS, ""), "5 against 2: "),
-        "Loss-guided weights detect better than two stages (PDS).": _detects((guided, PDS, ""), (staged, PDS, "")),
+        "More members detect better (PDS).": _detects(own_pds, [(two, PDS, "")], "5 against 2: "),
+        "Loss-guided weights detect better than two stages (PDS).": _detects(own_pds, [(staged, PDS, "")]),
     }
     return {claim: each for claim, each in found.items() if each[0] and all(case.values for case in each[0].values())}
 

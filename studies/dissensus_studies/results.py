@@ -17,10 +17,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dissensus_studies import recorded
 from dissensus_studies.collusion import images, theory
 from dissensus_studies.deep_ensembles.regression import DRAWN, count_figure
 from dissensus_studies.deep_ensembles.uci import change_figure
@@ -36,28 +37,15 @@ from dissensus_studies.harness.figures import (
     trade_figure,
 )
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
-from dissensus_studies.recorded import (
-    TABLES,
-    TEMPLATES,
-    as_floats,
-    guard_figure,
-    kinds_table,
-    markdown,
-    pretrained,
-    pretrained_claims,
-    runs,
-    scores_table,
-)
+from dissensus_studies.recorded import as_floats, markdown, pretrained, runs, template
 from dissensus_studies.tabular import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-STUDIES = Path(__file__).parents[1]
-RECORDS, PAGES = STUDIES / "records", STUDIES.parent / "docs" / "results"
+RECORDS, PAGES = recorded.TEMPLATES.parent / "records", recorded.TEMPLATES.parents[1] / "docs" / "results"
 
-Verdict = Literal["reproduced", "not reproduced", "within noise", "not tested at the document's length"]
-VERDICTS: tuple[str, ...] = get_args(Verdict)
+VERDICTS = ("reproduced", "not reproduced", "within noise", "not tested at the document's length")
 
 # Of an arm's record: what is on the line itself, curves, examples, and what is too long for what it says.
 _LEFT_OUT = ("line", "made", "arm_seconds", "history", "corruption", "pds")
@@ -88,11 +76,6 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
     return [json.loads(line, parse_float=Decimal, parse_int=Decimal) for line in lines]
 
 
-def template(name: str) -> str:
-    """Return a file of `studies/pages`."""
-    return (TEMPLATES / name).read_text(encoding="utf-8")
-
-
 def shown(name: str, records: Path = RECORDS) -> list[Record]:
     """Return the lines of one record as its page shows them: arms of runs in place of numbers that only a page had."""
     rows = load(name, records)
@@ -102,7 +85,7 @@ def shown(name: str, records: Path = RECORDS) -> list[Record]:
 def judged_claims(records: Path = RECORDS) -> str:
     """Return the lines of `claims.jsonl`, with the verdicts that the arms of runs give."""
     by_runs = {
-        "diversification/claims-heads": pretrained_claims(pretrained(load("diversification", records))),
+        "diversification/claims-heads": recorded.pretrained_claims(pretrained(load("diversification", records))),
         "collusion/images": images.judged_claims(load("collusion", records)),
     }
     claims = map(json.loads, (records / "claims.jsonl").read_text(encoding="utf-8").splitlines())
@@ -125,7 +108,11 @@ def pages(records: Path = RECORDS) -> dict[str, str]:
     # The guide on what to choose, with its tables from the record.
     kinds, heads = load("choosing", records), load("diversification", records)
     short = sum(claim["verdict"] == VERDICTS[-1] for claim in claims)
-    parts = {"kinds": kinds_table(kinds), "scores": scores_table(kinds, heads), "claims": f"{short} of {len(claims)}"}
+    parts = {
+        "kinds": recorded.kinds_table(kinds),
+        "scores": recorded.scores_table(kinds, heads),
+        "claims": f"{short} of {len(claims)}",
+    }
     guide = template("choosing.md")
     for name, part in parts.items():
         # Cells without spaces: the guide is read, and counted, in words.
@@ -180,8 +167,9 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return _NUMBER.sub(lambda found: _number(rows, *found.groups()), line)
     kind, name = words[1:3]
     if kind == "runs":
-        sentences = {"collusion-resnet18": images.TABLE, "collusion-cnn": f"{images.TABLE}-2"}
-        return images.sentence(rows, sentences[name]) if name in sentences else TABLES[name](rows)
+        if name in recorded.TABLES:
+            return recorded.TABLES[name](pretrained(rows))
+        return images.sentence(rows, {"collusion-resnet18": images.TABLE, "collusion-cnn": f"{images.TABLE}-2"}[name])
     if kind == "floor":
         return floor_sentence(_of_table(rows, name), int(words[3]))
     return table_of(_of_table(claims if kind == "claims" else rows, name), layouts[name])
@@ -328,12 +316,12 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
         "choosing": pareto(costs, layouts["names beside points"]),
         "masksembles-diversity": diversity_figure(_of_table(masks, "masksembles/diversity-and-calibration")),
-        "diversification-guard": guard_figure(pretrained(heads)),
+        "diversification-guard": recorded.guard_figure(pretrained(heads)),
         "diversification-strength": sweeps(strengths, "strength", level="deep ensemble"),
         "diversification-size": sweeps(drawn_lines(heads, "diversification/figure-size"), "members"),
         "diversification-trade": trade_figure(
             {
-                form: [(worst[form][s][0], detected[form][s][0], s) for s in worst[form]]
+                form: [(y, detected[form][s][0], s) for s, (y, _) in worst[form].items()]
                 for form in ("published", "guarded")
             }
         ),
@@ -374,13 +362,16 @@ def page_figures(rows: Iterable[Record]) -> dict[str, "matplotlib.figure.Figure"
 
 def _by_members(rows: Sequence[Record]) -> dict[str, dict[str, dict[float, tuple[float, float]]]]:
     """Return what ensembles of the practical's regression are worth by number of members, as `count_figure` draws it."""
-    names = ("NLL", "RMSE (median)", "covered inside", "outside")
-    panels: dict[str, dict[str, dict[float, tuple[float, float]]]] = {title: {} for title in DRAWN.values()}
+    found: dict[str, dict[str, dict[float, tuple[float, float]]]] = {}
+    columns = tuple(zip(DRAWN.values(), ("NLL", "RMSE (median)", "covered inside", "outside"), strict=True))
     for row in _of_table(rows, "deep-ensembles/adversarial-training-ensembles-number-of-members"):
-        for name, panel in zip(names, panels.values(), strict=True):
+        arm, count = row["arm"]
+        for title, name in columns:
             mean, error, *median = map(float, row["numbers"][name])
-            panel.setdefault(row["arm"][0], {})[float(row["arm"][1])] = (median[0], 0.0) if median else (mean, error)
-    return panels
+            found.setdefault(title, {}).setdefault(arm, {})[float(count)] = (
+                (median[0], 0.0) if median else (mean, error)
+            )
+    return found
 
 
 def _of_table(rows: Sequence[Record], table: str) -> list[Record]:
@@ -434,11 +425,7 @@ def _name_of(row: Record) -> tuple[tuple[str, ...], str]:
 def as_record(study: str, arm: Record) -> Record:
     """Return a line of `arms.jsonl` as a line of the record: the same numbers, without curves and lists of examples."""
     made = arm["record"]["made"]
-    numbers = {
-        key: compact(value)
-        for key, value in arm["record"].items()
-        if key not in _LEFT_OUT and isinstance(value, int | float | str | list | dict)
-    }
+    numbers = {key: value for key, value in compact(arm["record"]).items() if value is not None}
     return {
         "study": study,
         "table": f"{study}/runs",

@@ -69,10 +69,10 @@ def test_every_line_of_the_record_says_what_it_is(path):
 
 
 def test_every_table_of_a_page_has_a_record():
-    layouts = json.loads((results.TEMPLATES / "tables.json").read_text(encoding="utf-8"))
+    layouts = json.loads((recorded.TEMPLATES / "tables.json").read_text(encoding="utf-8"))
     used = {
         line.split()[2]
-        for page in results.TEMPLATES.glob("*.md")
+        for page in recorded.TEMPLATES.glob("*.md")
         for line in page.read_text(encoding="utf-8").splitlines()
         if line.startswith(("<!-- table", "<!-- claims"))
     }

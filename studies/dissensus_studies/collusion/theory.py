@@ -37,8 +37,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     outputs.results({"gamma": gammas, "steps": STEPS, "offsets": offsets})
     print_table(numbers[0])
     return outputs.page(
-        "Joint training, drawn",
-        "Three facts behind learner collusion, in pictures: what beta means, where it must end, and why nobody notices.",
+        "Joint training, drawn", "What beta means, where it must end, and why nobody notices collusion."
     )
 
 
@@ -47,10 +46,6 @@ def drawings() -> list[Drawing]:
     betas = np.linspace(0, 0.99, 200).tolist()
     steps = np.geomspace(0.05, 100, 300).tolist()
     apart, small = np.linspace(0, 10, 101).tolist(), np.linspace(1, 16, 61).tolist()
-    step_lines = [
-        _line("target held fixed", betas, partial(step_from_beta, detach=True), 1),
-        _line("gradient through it", betas, step_from_beta, 0),
-    ]
     gamma_lines = [
         _line(f"M = {members}", steps, partial(beta_from_step, num_members=members, others_only=True), colour)
         for colour, members in enumerate(MEMBERS)
@@ -59,10 +54,14 @@ def drawings() -> list[Drawing]:
         Line("", [members - 1.0], [1.0], colour=colour, style="o") for colour, members in enumerate(MEMBERS)
     ]
     gamma_lines.append(_line("all members", steps, beta_from_step, None, "--"))
-    squared = [_line(f"β = {beta:g}", apart, partial(squared_loss, beta=beta), c) for c, beta in enumerate(BETAS)]
-    classes = [_line("", small, partial(class_loss, beta=beta), c) for c, beta in enumerate(BETAS)]
+    step_lines = [
+        _line("target held fixed", betas, partial(step_from_beta, detach=True), 1),
+        _line("gradient through it", betas, step_from_beta, 0),
+    ]
     step = Panel("step α", "β", step_lines, {"ylim": (0, 10), "xlim": (0, 1)})
     gamma = Panel("γ", "step α", gamma_lines, {"xscale": "log", "ylim": (0, 1.04)})
+    squared = [_line(f"β = {beta:g}", apart, partial(squared_loss, beta=beta), c) for c, beta in enumerate(BETAS)]
+    classes = [_line("", small, partial(class_loss, beta=beta), c) for c, beta in enumerate(BETAS)]
     unbounded = [
         Panel("squared error: loss", "distance t", squared),
         Panel("cross-entropy: loss", "−log₁₀ of the other's probability", classes),

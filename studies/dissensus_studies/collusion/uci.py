@@ -4,8 +4,6 @@ Four tables, ten runs each: a fresh split, a search for the network, then the sa
 Each run is stored as it ends; a study that was ended goes on where it was.
 """
 
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +24,7 @@ from dissensus.architectures import mlp
 from dissensus.data.frames import read_table
 from dissensus.data.toy import diabetes
 from dissensus.diagnostics import diagnose
-from dissensus.html import Section, Table, Text
+from dissensus.html import Section, Table
 from dissensus.members import DeepEnsemble
 from dissensus.objectives import Joint
 from dissensus.predictions import predict
@@ -37,7 +35,7 @@ from dissensus_studies.harness.arm_log import Arm, Record, run_arms
 from dissensus_studies.harness.claims import Case, Claim, claims_table
 from dissensus_studies.harness.figures import sweep
 from dissensus_studies.harness.outputs import Outputs, print_table
-from dissensus_studies.harness.statistics import Comparison
+from dissensus_studies.harness.statistics import Comparison, Summary
 
 Preparation = Literal["document", "tangos"]
 
@@ -201,19 +199,16 @@ def measure(outputs: Tensor, targets: Tensor, *, seed: int = 0) -> dict[str, Any
     """Return every number of figures 2 to 4 for one ensemble, of its members' predictions `(members, rows)` and targets `(rows,)`."""
     found = diagnose(outputs.double(), targets.double(), loss="mse", drop_fractions=DROP_SHARES, seed=seed)
     dropped = found.drop_curve()
-    risen = zip(dropped.fractions, dropped.increase, dropped.exact_increase, strict=True)
-    return {
+    numbers = {
         "mse": found.ensemble_error,
         "member_mse": found.member_error,
         "best_member_mse": found.best_member_error,
         "diversity": found.diversity,
         "bias_share": found.bias_share,
-        **{
-            f"drop_{share:g}{end}": value
-            for share, *both in risen
-            for end, value in zip(("", "_expected"), both, strict=True)
-        },
     }
+    for share, risen, expected in zip(dropped.fractions, dropped.increase, dropped.exact_increase, strict=True):
+        numbers |= {f"drop_{share:g}": risen, f"drop_{share:g}_expected": expected}
+    return numbers
 
 
 def search(evaluate: Callable[[Configuration], float], trials: int, seed: int) -> tuple[Configuration, list[Record]]:
@@ -249,32 +244,22 @@ def measure_run(name: str, run: int, problem: Rows, settings: Settings) -> Recor
 
     configuration, tried = search(evaluate, settings.trials, derive(key, "search"))
     middle = time.process_time()
-    return {
-        "set": name,
-        "run": run,
-        "settings": asdict(settings),
-        "configuration": configuration,
-        "trials": tried,
-        "betas": measure_betas(split, configuration, settings, seed=key),
-        "search_seconds": middle - start,
-        "retrain_seconds": time.process_time() - middle,
-    }
-
-
-def measure_betas(split: Split, configuration: Configuration, settings: Settings, seed: int) -> list[Record]:
-    """Train one configuration for every beta and measure each ensemble on the test rows."""
-    trained = {beta: train(split, configuration, beta, settings, seed) for beta in settings.betas}
-    return [
-        {
-            "beta": beta,
-            **measure(own.test_outputs, split.test.y[:, 0], seed=seed),
-            "train_mse": float((own.train_outputs.mean(0) - split.train.y[:, 0]).square().mean()),
-            "train_diversity": float(own.train_outputs.var(0, correction=0).mean()),
-            "validation_mse": own.validation_error,
-            "epochs": own.epochs,
-        }
-        for beta, own in trained.items()
-    ]
+    rows: list[Record] = []
+    for beta in settings.betas:
+        own = train(split, configuration, beta, settings, key)
+        rows.append(
+            {
+                "beta": beta,
+                **measure(own.test_outputs, split.test.y[:, 0], seed=key),
+                "train_mse": float((own.train_outputs.mean(0) - split.train.y[:, 0]).square().mean()),
+                "train_diversity": float(own.train_outputs.var(0, correction=0).mean()),
+                "validation_mse": own.validation_error,
+                "epochs": own.epochs,
+            }
+        )
+    made = {"set": name, "run": run, "settings": asdict(settings), "configuration": configuration, "trials": tried}
+    seconds = {"search_seconds": middle - start, "retrain_seconds": time.process_time() - middle}
+    return {**made, "betas": rows, **seconds}
 
 
 def measure_all(
@@ -300,10 +285,6 @@ HALF = (1 / 3, 2 / 3)
 # "Elsewhere", as against near 1.
 ELSEWHERE = 0.8
 MOST_DROPPED = f"drop_{DROP_SHARES[-1]:g}"
-JUDGED = (
-    "Verdicts of comparisons are those of an exact sign test at 5 % over paired runs; others follow from the condition in "
-    "brackets, or from means over runs. Runs of one set share most of their rows, so p is too small."
-)
 
 
 def run(
@@ -320,23 +301,18 @@ def run(
 ) -> Path:
     """Run the study; see `dissensus_studies.Study.run`. One that was ended goes on from the runs that the folder holds.
 
-    `quick` makes three runs with a short search, on data that comes with scikit-learn or on the small sets of `data`, the folder with
-    the four tables (`../shared/data` by default). `setting` "tangos" prepares the sets as the same author's other work did: at most 1000
-    rows, no logarithms; "train+validation" trains the chosen networks again on both parts, each beta for its own best number of epochs.
-    `runs` are those of each set, `epochs` the longest training, and `arms` are runs, such as "weather": one command for each set, with
-    the same folder, uses as many cores.
+    `quick` makes three runs with a short search, on data that comes with scikit-learn or on the small sets of `data`. `setting` "tangos"
+    keeps 1000 rows and takes no logarithms; "train+validation" trains the chosen networks again on both parts. `runs` are those of each
+    set, `epochs` the longest training, and `arms` are runs, such as "weather": several commands may share one folder.
     """
     # The Gaussian process behind the search needs scipy.
     if any(find_spec(name) is None for name in ("optuna", "scipy")):
-        raise ModuleNotFoundError(
-            "The search for configurations is optuna's, which this environment lacks. Install with: pip install 'dissensus[studies]'"
-        )
+        raise ModuleNotFoundError("The search needs optuna. Install with: pip install 'dissensus[studies]'")
     if setting not in (None, "tangos", "train+validation"):
         raise ValueError(f"`setting` must be 'tangos', 'train+validation' or left out; got {setting!r}.")
     preparation: Preparation = "tangos" if setting == "tangos" else "document"
     shorter = (QUICK if quick else {}) | ({} if epochs is None else {"most_epochs": epochs})
-    again = setting == "train+validation"
-    settings = Settings(preparation, seed=seed, on_validation_too=again, **shorter)
+    settings = Settings(preparation, seed=seed, on_validation_too=setting == "train+validation", **shorter)
     problems = find_problems(data, quick, preparation)
     outputs = Outputs(output)
     num_runs = runs or (QUICK_RUNS if quick else NUM_RUNS)
@@ -347,26 +323,25 @@ def run(
     claims = uci_claims(sets)
     points = [(result["set"], row["beta"], row) for result in found for row in result["betas"]]
     names = ("mse", "diversity", "member_mse", "bias_share", MOST_DROPPED)
-    drawing = sweep("collusion_uci", "Over β", points, {n.replace("_", " "): itemgetter(n) for n in names}, "β")
+    panels = {n.replace("_", " "): itemgetter(n) for n in names}
+    drawing = sweep("collusion_uci", "Over β", points, panels, "β")
     columns = ("set", "β", "MSE", "diversity", "members' MSE", "removed by debiasing", "rise if 60 % are dropped")
     rows = [
-        [name, f"{beta:g}", *(_with_sd(_at(own[column], beta)) for column in names)]
+        [name, f"{beta:g}", *(str(Summary(tuple(_at(own[column], beta)))) for column in names)]
         for name, own in sets.items()
         for beta in SHOWN_BETAS
     ]
-    table = Table(columns, rows, "Mean over runs ± standard deviation, on standardised targets")
-    made_with = {"optuna": version("optuna"), "cores": os.cpu_count(), "system": platform.system()}
-    outputs.results({"claims": claims, "settings": asdict(settings), "quick": quick, **made_with, "runs": found})
+    table = Table(columns, rows, "Mean over runs ± standard error, on standardised targets")
+    made = {"claims": claims, "settings": asdict(settings), "quick": quick, "optuna": version("optuna")}
+    outputs.results({**made, "runs": found})
     outputs.sections += [
-        Section("What the document says", claims_table(claims), Text(JUDGED)),
+        Section("What the document says", claims_table(claims, "Comparisons are judged by an exact sign test at 5 %.")),
         drawing.section(outputs),
         Section("By β", table),
     ]
     print_table(table)
-    return outputs.page(
-        "Between independent and joint training: tabular regression",
-        "Members trained to be right together become wrong apart: how soon, by how much, and what it costs.",
-    )
+    lead = "Members trained to be right together become wrong apart: how soon, by how much, and what it costs."
+    return outputs.page("Between independent and joint training: tabular regression", lead)
 
 
 def find_problems(data: Path | None, quick: bool = False, preparation: Preparation = "document") -> dict[str, Rows]:
@@ -390,25 +365,11 @@ def by_set(found: Sequence[Mapping[str, Any]]) -> dict[str, Runs]:
     return dict(list(pd.DataFrame(rows).set_index(["run", "beta"]).groupby("set", sort=False)))
 
 
-STATEMENTS = (
-    "Joint training (β = 1) has a larger test error than independent training",
-    "Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)",
-    f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})",
-    "Debiasing removes around half of the diversity at β = 1 (a third to two thirds)",
-    "Debiasing removes more at β = 1 than at β = 0",
-    f"Dropping members harms only near β = 1 ({100 * DROP_SHARES[-1]:.0f} % dropped raise the MSE by over {100 * HARM:.0f} % there, by "
-    f"less up to {ELSEWHERE:g})",
-    "Joint training has the larger generalisation gap (test minus training error)",
-)
-
-
 def uci_claims(sets: Mapping[str, Runs]) -> list[Claim]:
     """Judge the document's statements on figures 2 to 4."""
     found = {name: _cases(runs) for name, runs in sets.items()}
-    claims = [
-        Claim.over(statement, {name: own[place] for name, own in found.items()})
-        for place, statement in enumerate(STATEMENTS)
-    ]
+    statements = next(iter(found.values()))
+    claims = [Claim.over(each, {name: own[each] for name, own in found.items()}) for each in statements]
     worst = {name: runs["mse"].groupby("beta").mean().idxmax() for name, runs in sets.items()}
     measured = "; ".join(f"{name} is worst at β = {beta:g}" for name, beta in worst.items())
     most = 2 * sum(beta == 1.0 for beta in worst.values()) > len(worst)
@@ -416,23 +377,37 @@ def uci_claims(sets: Mapping[str, Runs]) -> list[Claim]:
     return [claims[0], of_all, *claims[1:]]
 
 
-def _cases(runs: Runs) -> list[Case]:
+def _cases(runs: Runs) -> dict[str, Case]:
     """Return what each statement finds on one set."""
     # Medians over runs, by beta, in shares of the MSE.
     diversity, harm = ((runs[name] / runs["mse"]).groupby("beta").median() for name in ("diversity", MOST_DROPPED))
     low, far = diversity.loc[:ELSEWHERE].max(), harm.loc[:ELSEWHERE].max()
     growth = (_at(runs["diversity"], 1.0) / _at(runs["diversity"], 0.0)).median()
     removed, spread = _at(runs["bias_share"], 1.0).mean(), _at(runs["bias_share"], 1.0).std(ddof=0)
-    dropped = f"+{100 * harm[1.0]:.0f} % at β = 1, at most +{100 * far:.1f} % up to {ELSEWHERE:g}"
-    return [
-        _higher(runs["mse"]),
-        (f"{diversity[1.0]:.1f} × the MSE, {growth:.0f} × that of β = 0", diversity[1.0] > 1),
-        (f"{low:.2f} × the MSE", low < 1),
-        (f"{100 * removed:.0f} ± {100 * spread:.0f} %", HALF[0] <= removed <= HALF[1]),
-        _higher(runs["bias_share"]),
-        (dropped, harm[1.0] > HARM > far),
-        _higher(runs["mse"] - runs["train_mse"]),
-    ]
+    harms = (
+        f"Dropping members harms only near β = 1 ({100 * DROP_SHARES[-1]:.0f} % dropped raise the MSE by over {100 * HARM:.0f} % there, "
+        f"by less up to {ELSEWHERE:g})"
+    )
+    return {
+        "Joint training (β = 1) has a larger test error than independent training": _higher(runs["mse"]),
+        "Diversity at β = 1 is far above the ensemble's error (its median is above the MSE)": (
+            f"{diversity[1.0]:.1f} × the MSE, {growth:.0f} × that of β = 0",
+            diversity[1.0] > 1,
+        ),
+        f"It stays low for most β (below the MSE for all β ≤ {ELSEWHERE:g})": (f"{low:.2f} × the MSE", low < 1),
+        "Debiasing removes around half of the diversity at β = 1 (a third to two thirds)": (
+            f"{100 * removed:.0f} ± {100 * spread:.0f} %",
+            HALF[0] <= removed <= HALF[1],
+        ),
+        "Debiasing removes more at β = 1 than at β = 0": _higher(runs["bias_share"]),
+        harms: (
+            f"+{100 * harm[1.0]:.0f} % at β = 1, at most +{100 * far:.1f} % up to {ELSEWHERE:g}",
+            harm[1.0] > HARM > far,
+        ),
+        "Joint training has the larger generalisation gap (test minus training error)": _higher(
+            runs["mse"] - runs["train_mse"]
+        ),
+    }
 
 
 def _at(values: "pd.Series[float]", beta: float) -> "pd.Series[float]":
@@ -444,9 +419,3 @@ def _higher(values: "pd.Series[float]") -> Case:
     """Judge that a quantity is higher at beta 1 than at 0."""
     compared = Comparison.of(_at(values, 0.0), _at(values, 1.0))
     return str(compared), compared.tells("higher")
-
-
-def _with_sd(values: "pd.Series[float]") -> str:
-    mean, deviation = values.mean(), values.std(ddof=0)
-    decimals = 3 if max(abs(mean), deviation) >= 0.01 else 5
-    return f"{mean:.{decimals}f}\u00a0±\u00a0{deviation:.{decimals}f}"

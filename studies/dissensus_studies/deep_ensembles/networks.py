@@ -33,10 +33,9 @@ def attacked(x: Tensor, loss: Callable[[Tensor], Tensor], epsilon: float) -> Ten
 def fit_own_sets(
     ensemble: DeepEnsemble, x: Tensor, y: Tensor, sets: Sequence[int], objective: Objective, **settings: Any
 ) -> Run:
-    """Train every member on a set of its own in one run of `fit`, whose `settings` these are.
+    """Train every member on a set of its own, `sets[member]` of `(sets, rows, ...)`, in one run of `fit`, whose `settings` these are.
 
-    `fit` takes one data set: it gets the numbers of rows in place of targets, and an `augment` that puts those rows of the
-    member's own set there. Sets are `(sets, rows, features)` and `(sets, rows, 1)`; `sets` says which one each member has.
+    `fit` gets the numbers of rows in place of targets, and an `augment` that puts those rows of the member's own set there.
     """
     own = torch.tensor(list(sets))[:, None]
 

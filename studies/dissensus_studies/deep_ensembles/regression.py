@@ -1,15 +1,12 @@
 """Study `practical-regression`: six small nets on a noisy cubic, and what each part of the recipe adds.
 
-The experiment runs from its own data and scales. The questions asked about it (adversarial training, an ensemble, the
-number of members, a Laplace likelihood) are answered on fresh samples of the same law, so that differences are not those
-of one sample. The recipe is kept as it was, with a learning rate so high that some nets never fit.
+Questions about the recipe are answered on fresh samples of the same law, so that differences are not those of one sample.
 """
 
-import platform
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +15,7 @@ from torch.distributions import Laplace, Normal
 
 from dissensus import plots
 from dissensus.data import toy
-from dissensus.html import Section, Table, Text
+from dissensus.html import Picture, Section, Table
 from dissensus.members import DeepEnsemble
 from dissensus.objectives import Adversarial, Independent, Objective, mean_and_scale
 from dissensus.predictions import Family, mixture, predict
@@ -50,36 +47,20 @@ REGIONS = {"inside": (0.0, 4.0), "near": (4.0, 4.5), "outside": (5.0, 6.0)}
 
 Measures: TypeAlias = dict[str, Summary]
 
-
-@dataclass(frozen=True)
-class Arm:
-    """A likelihood, with or without adversarial training."""
-
-    family: Family
-    adversarial: bool
-
-    @property
-    def name(self) -> str:
-        """As tables and figures have it."""
-        return self.family.capitalize() + (" + adversarial" if self.adversarial else "")
-
-    @property
-    def objective(self) -> Objective:
-        """What `fit` minimises."""
-        plain = Independent(f"{self.family}_nll")
-        return Adversarial(plain, epsilon=EPSILON) if self.adversarial else plain
-
-
-ARMS = tuple(Arm(family, adversarial) for family in ("gaussian", "laplace") for adversarial in (False, True))
+# Likelihoods, each without and with adversarial training.
+ARMS: Mapping[str, Objective] = {
+    "Gaussian": Independent("gaussian_nll"),
+    "Gaussian + adversarial": Adversarial(Independent("gaussian_nll"), epsilon=EPSILON),
+    "Laplace": Independent("laplace_nll"),
+    "Laplace + adversarial": Adversarial(Independent("laplace_nll"), epsilon=EPSILON),
+}
+PLAIN = ARMS["Gaussian"]
 
 
 def practical_scales(num_members: int = PRACTICAL_MEMBERS) -> dict[int, float]:
-    r"""Return the seeds of the practical's regression members, and the scale of the initial parameters that each seed gives.
+    """Return the seeds of the practical's regression members, and the scale of the initial parameters that each seed gives.
 
-    $$s_j = 100 + \lfloor 10^4\,|z_j|\rfloor,\qquad \text{scale}_j = |u_j|,\ u_j \sim \mathcal N(0, 0.1^2)$$
-
-    The stream goes on where `cubic` left it and gives the standard normal $z_1$. Each seed $s_j$ starts a new
-    stream, which gives $u_j$ and then the next member's $z$.
+    The stream goes on where `cubic` left it and gives the first seed; each seed starts a new stream: its scale, then the next seed.
     """
     stream = np.random.RandomState(toy.CUBIC_SEED)
     # The forty points of `cubic`.
@@ -93,41 +74,37 @@ def practical_scales(num_members: int = PRACTICAL_MEMBERS) -> dict[int, float]:
     return scales
 
 
-def train_practical(arm: Arm, seed: int = 0, steps: int = STEPS, num_seeds: int = 1, **rest: Any) -> Run:
+def train_practical(
+    objective: Objective = PLAIN, seed: int = 0, steps: int = STEPS, num_seeds: int = 1, **rest: Any
+) -> Run:
     """Train the practical's ensemble on its data, with its scales; those of several seeds as one ensemble."""
     nets = [
         scaled_mlp(SIZES, scale, each, "practical", member)
         for each in range(seed, seed + num_seeds)
         for member, scale in enumerate(practical_scales().values())
     ]
-    settings = {**RECIPE, "objective": arm.objective, "epochs": steps, "seed": seed, "device": "cpu", **rest}
+    settings = {**RECIPE, "objective": objective, "epochs": steps, "seed": seed, "device": "cpu", **rest}
     return fit(DeepEnsemble.from_members(nets, seed), toy.cubic(NUM_POINTS), **settings)
 
 
-HEADLINE_ENGINE = "eager"
+def headline(num_seeds: int) -> dict[str, list[float]]:
+    """Train the practical's six Gaussian nets with several seeds in one call of `fit`; return what each seed ends with.
 
-
-def headline(num_seeds: int) -> list[dict[str, float]]:
-    """Train the practical's six Gaussian nets with several seeds, all in one call of `fit`; return what each seed ends with.
-
-    At this learning rate a run is chaotic: rounding decides it after some hundred steps, so that one seed gives other numbers on
-    another machine or engine, and only the distribution over seeds can be compared.
+    A run at this learning rate is chaotic: rounding decides it, so that only the distribution over seeds can be compared.
     """
-    run = train_practical(ARMS[0], num_seeds=num_seeds, engine=HEADLINE_ENGINE)
-    losses = torch.tensor(final_losses(run, ARMS[0])).reshape(num_seeds, -1)
-    columns = {"best_net": losses.amin(1), "worst_net": losses.amax(1)}
+    run = train_practical(num_seeds=num_seeds, engine="eager")
+    found = {}
     for place in ("inside", "outside"):
         every = predict(run.members, region(place)[0]).unflatten(0, (num_seeds, -1))
-        columns[f"sd_{place}"] = torch.stack([moments(own, ARMS[0].family)[3].mean() for own in every])
-    values = {name: column.tolist() for name, column in columns.items()}
-    return [{"seed": seed, **{name: own[seed] for name, own in values.items()}} for seed in range(num_seeds)]
+        found[f"sd_{place}"] = [float(moments(own)[3].mean()) for own in every]
+    losses = final_losses(run).reshape(num_seeds, -1)
+    return found | {"best_net": losses.amin(1).tolist(), "worst_net": losses.amax(1).tolist()}
 
 
-@dataclass(frozen=True)
-class Repeats:
+class Repeats(NamedTuple):
     """One arm trained on several samples, `(repeats, points, 1)`, as one ensemble: nets of the first sample, of the second, and so on."""
 
-    arm: Arm
+    objective: Objective
     ensemble: DeepEnsemble
     x: Tensor
     y: Tensor
@@ -150,7 +127,9 @@ def sample(num_points: int = NUM_POINTS, seed: int = toy.CUBIC_SEED) -> tuple[Te
     return x, y[:, None]
 
 
-def train_repeats(arm: Arm, num_repeats: int, num_members: int = NETS, seed: int = 0, steps: int = STEPS) -> Repeats:
+def train_repeats(
+    objective: Objective, num_repeats: int, num_members: int = NETS, seed: int = 0, steps: int = STEPS
+) -> Repeats:
     """Train nets on fresh samples; samples, scales and initial draws are those of the other arms."""
     samples = [sample(seed=_numpy_seed(seed, "sample", repeat)) for repeat in range(num_repeats)]
     x, y = map(torch.stack, zip(*samples, strict=True))
@@ -161,26 +140,22 @@ def train_repeats(arm: Arm, num_repeats: int, num_members: int = NETS, seed: int
             nets.append(scaled_mlp(SIZES, float(scale), seed, "repeat", repeat, member))
     ensemble = DeepEnsemble.from_members(nets, seed)
     owners = [repeat for repeat in range(num_repeats) for _ in range(num_members)]
-    fit_own_sets(ensemble, x, y, owners, arm.objective, epochs=steps, seed=seed, check_every=100, **RECIPE)
-    return Repeats(arm, ensemble.eval(), x, y)
+    fit_own_sets(ensemble, x, y, owners, objective, epochs=steps, seed=seed, check_every=100, **RECIPE)
+    return Repeats(objective, ensemble.eval(), x, y)
 
 
 def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Measures:
     """Measure ensembles of a size on fresh inputs and targets, `(points, 1)` each; quantities are means over the ensembles of a repeat.
 
-    Returns:
-        `nll`, `nll_train` and `nll_attacked` of the exact mixture in nats; `rmse` of its mean; `wild`, the share of ensembles with
-        a larger error than the constant 0; by region, the coverage of its central 90 % interval (`coverage_…`), mean standard
-        deviations of the mixture (`sd_…`) and of the members' means (`knowledge_…`); `overfit`, NLL minus that on the training
-        data; `ratio`, sd outside over sd inside.
+    NLL is that of the exact mixture in nats, RMSE that of its mean; `wild` is the share of ensembles with a larger error than the
+    constant 0; by region, `coverage_…` is that of the central 90 % interval, `sd_…` the mixture's, `knowledge_…` the members' means'.
     """
-    x, y = test
-    family, likelihood = trained.arm.family, trained.arm.objective.likelihood
+    (x, y), likelihood = test, trained.objective.likelihood
     with torch.no_grad():
         outputs = trained.outputs(x, num_members)
         own_x = trained.x[:, None].expand(-1, outputs.shape[2], -1, -1)
         moved = trained.outputs(attack(trained, num_members, test), num_members)
-        errors = (moments(outputs, family)[2] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
+        errors = (moments(outputs, likelihood.family)[2] - y[:, 0]).square().mean(-1, keepdim=True).sqrt()
         found = {
             "nll": likelihood.mixture(outputs, y),
             "nll_train": likelihood.mixture(trained.outputs(own_x, num_members), trained.y[:, None]),
@@ -190,8 +165,8 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
         }
         for name in REGIONS:
             x, y = region(name)
-            mean, scale, _, sd = moments(trained.outputs(x, num_members), family)
-            below = {"gaussian": Normal, "laplace": Laplace}[family](mean, scale).cdf(y[:, 0]).mean(0)
+            mean, scale, _, sd = moments(trained.outputs(x, num_members), likelihood.family)
+            below = {"gaussian": Normal, "laplace": Laplace}[likelihood.family](mean, scale).cdf(y[:, 0]).mean(0)
             found[f"coverage_{name}"] = ((below - 0.5).abs() <= COVERED / 2).double()
             found[f"sd_{name}"] = sd
             found[f"knowledge_{name}"] = mean.std(0, correction=0)
@@ -203,7 +178,7 @@ def measure(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> 
 def attack(trained: Repeats, num_members: int, test: tuple[Tensor, Tensor]) -> Tensor:
     """Move test inputs by `EPSILON` up the loss of each ensemble: `(repeats, ensembles, points, 1)`."""
     x, y = test
-    likelihood = trained.arm.objective.likelihood
+    likelihood = trained.objective.likelihood
     ensembles = trained.ensemble.num_members // len(trained.x) // num_members
     own = x.expand(len(trained.x), ensembles, *x.shape)
     return attacked(own, lambda x: likelihood.mixture(trained.outputs(x, num_members), y), EPSILON)
@@ -217,36 +192,30 @@ def region(name: str, points: int = 200) -> tuple[Tensor, Tensor]:
     return x, x**3 + torch.from_numpy(noise).float()
 
 
-def moments(outputs: Tensor, family: Family) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def moments(outputs: Tensor, family: Family = "gaussian") -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return members' means and scales, and mean and sd of their mixture."""
     mean, scale = (part[..., 0] for part in mean_and_scale(outputs))
     return mean, scale, *mixture(mean, scale, family)
 
 
-def final_losses(run: Run, arm: Arm) -> list[float]:
-    """Return each member's mean loss on the practical's data at the end of training."""
-    x, y = toy.cubic(NUM_POINTS)
-    outputs = predict(run.members, torch.from_numpy(x).float())
-    losses: list[float] = arm.objective.likelihood.per_example(outputs, torch.from_numpy(y).float()).mean(-1).tolist()
-    return losses
+def final_losses(run: Run) -> Tensor:
+    """Return each Gaussian member's mean loss on the practical's data at the end of training."""
+    x, y = sample()
+    return PLAIN.likelihood.per_example(predict(run.members, x), y).mean(-1)
 
 
 def _numpy_seed(*key: int | str) -> int:
     return derive(*key) & 0xFFFFFFFF
 
 
-COLUMNS = (
-    *("nll", "nll_attacked", "rmse", "wild"),
-    *("sd_inside", "sd_near", "sd_outside", "coverage_inside", "coverage_near", "coverage_outside"),
-)
-SEEDS = ("sd_inside", "sd_outside", "best_net", "worst_net")
+COLUMNS = ("nll", "nll_attacked", "rmse", "wild", *map("_".join, product(("sd", "coverage"), REGIONS)))
 DRAWN: Mapping[str, str] = {
     "nll": "NLL on fresh data, nats",
     "rmse": "median RMSE on fresh data",
     "coverage_inside": "covered by 90 % intervals inside",
     "coverage_outside": "covered by 90 % intervals outside",
 }
-Results = Mapping[tuple[Arm, int], Measures]
+Results = Mapping[tuple[str, int], Measures]
 
 
 def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None) -> Path:
@@ -254,99 +223,60 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     outputs = Outputs(output)
     num_repeats = 3 if quick else 20
     practical, seeds = _practical(outputs, seed), headline(num_repeats)
-    trained = {arm: train_repeats(arm, num_repeats, seed=seed) for arm in ARMS}
+    trained = {name: train_repeats(arm, num_repeats, seed=seed) for name, arm in ARMS.items()}
     test = sample(400, _numpy_seed(seed, "test sample"))
     results = {(arm, count): measure(own, count, test) for arm, own in trained.items() for count in COUNTS}
     claims = regression_claims(results)
-    medians = _arms_table(results, "Medians over repeats", lambda found: found.median)
-    quantiles = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
-    quartiles = {name: torch.tensor([row[name] for row in seeds]).quantile(quantiles).tolist() for name in SEEDS}
-    of_seeds = [(name.replace("_", " "), *own) for name, own in quartiles.items()]
-    chaotic = (
-        "A run of this recipe is chaotic; what can be compared is the distribution over seeds (here: "
-        f"{platform.machine()}, torch {torch.__version__}, engine {HEADLINE_ENGINE!r})."
-    )
-    repeated = (
-        f"{NETS} nets an arm on each of {num_repeats} fresh samples of {NUM_POINTS} points. Inside is |x| ≤ 4, where the data "
-        f"are, near 4 to 4.5, outside 5 to 6; attacked points have moved by {EPSILON} up the loss; coverage is the share of "
-        "targets in the mixture's central 90 % interval; wild the share of ensembles that are worse than always predicting 0."
-    )
-    judged = (
-        f"Paired over {num_repeats} repeats, judged by an exact sign test at 5 %. That an average is better than its members are on "
-        "average is no finding (Jensen's inequality); by how much is."
-    )
-    columns = ("six Gaussian nets", "least", "first quartile", "median", "third quartile", "largest")
-    drawn, alt = count_figure(_counted(results)), "measures by number of members"
-    outputs.sections += [
-        Section(f"The same with {len(seeds)} seeds", Text(chaotic), Table(columns, of_seeds)),
-        Section(
-            "Single net, adversarial training, ensemble",
-            Text(repeated),
-            _arms_table(results, "Means over repeats ± standard errors", str),
-            medians,
-            outputs.picture("practical_regression_members", drawn, alt),
-        ),
-        Section("What the document says", claims_table(claims, judged)),
+    rows = [
+        (arm, count, *(f"{results[arm, count][name]} ({results[arm, count][name].median:.3g})" for name in COLUMNS))
+        for arm, count in product(ARMS, (1, PRACTICAL_MEMBERS))
     ]
-    repeats = {f"{arm.name}, {count} members": own for (arm, count), own in results.items()}
-    found = {"practical": practical, "headline": {"seeds": seeds, "engine": HEADLINE_ENGINE}, "repeats": repeats}
-    outputs.results({**found, "claims": claims, "quick": quick, "seed": seed})
-    print_table(medians)
+    caption = f"Means over {num_repeats} fresh samples ± standard errors (medians)"
+    arms = Table(("arm", "members", *(name.replace("_", " ") for name in COLUMNS)), rows, caption)
+    quantiles = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
+    of_seeds = [(k.replace("_", " "), *torch.tensor(own).quantile(quantiles).tolist()) for k, own in seeds.items()]
+    columns = ("six Gaussian nets", "least", "first quartile", "median", "third quartile", "largest")
+    counts = outputs.picture("practical_regression_members", count_figure(_counted(results)), "measures by members")
+    outputs.sections += [
+        Section("The practical", *practical),
+        Section(f"The same with {num_repeats} seeds", Table(columns, of_seeds)),
+        Section("Single net, adversarial training, ensemble", arms, counts),
+        Section("What the document says", claims_table(claims, f"Exact sign tests at 5 % over {num_repeats} samples.")),
+    ]
+    repeats = {f"{arm}, {count} members": own for (arm, count), own in results.items()}
+    outputs.results({"headline": seeds, "repeats": repeats, "claims": claims, "quick": quick, "seed": seed})
+    print_table(arms)
     return outputs.page(
-        "Practical: regression",
-        "Six small networks learn a noisy cubic from 40 points. Where the data end, their mixture becomes unsure. What does "
-        "each part of the recipe add?",
+        "Practical: regression", "Six small networks learn a noisy cubic: what does each part of the recipe add?"
     )
 
 
-def _practical(outputs: Outputs, seed: int) -> dict[str, dict[str, Any]]:
-    """Run the practical itself, in all four arms; draw its figures."""
+def _practical(outputs: Outputs, seed: int) -> list[Picture]:
+    """Run the practical itself, in all four arms; return its figures."""
     x, y = sample()
     points, grid = (x, y[:, 0]), torch.linspace(-6, 6, 61)[:, None]
-    found: dict[str, dict[str, Any]] = {}
     figure, axes = plots.panels(2, 2, width=4.4, height=3.0)
-    for arm, ax in zip(ARMS, axes, strict=True):
-        trained = train_practical(arm, seed=seed)
-        regions = {"sd_inside": region("inside")[0], "sd_outside": region("outside")[0]}
-        mean, scale, centre, sd = moments(predict(trained.members, grid), arm.family)
-        sds = {name: moments(predict(trained.members, own), arm.family)[3] for name, own in regions.items()}
-        found[arm.name] = {"final_losses": final_losses(trained, arm), **{k: float(v.mean()) for k, v in sds.items()}}
+    for (name, arm), ax in zip(ARMS.items(), axes, strict=True):
+        mean, scale, centre, sd = moments(predict(train_practical(arm, seed).members, grid), arm.likelihood.family)
         plots.bands(grid, centre, sd, ax, truth=grid**3, points=points)
         ax.set(ylim=(-300, 300), xlabel="x", ylabel="y")
-        ax.set_title(arm.name, fontsize=10, loc="left")
-        if arm == ARMS[0]:
+        ax.set_title(name, fontsize=10, loc="left")
+        if arm is PLAIN:
             main = plots.member_bands(grid, mean, scale, truth=grid**3, points=points, limits=(-300.0, 300.0))
     name_lines(axes[1])
-    rows = [(name, min(r["final_losses"]), max(r["final_losses"]), *list(r.values())[1:]) for name, r in found.items()]
-    lead = f"{PRACTICAL_MEMBERS} nets take {STEPS} steps on all {NUM_POINTS} points; a perfect one ends near 2.4."
-    pictures = (
+    return [
         outputs.picture("practical_regression", main, "bands of six members and of their mixture"),
         outputs.picture("practical_regression_arms", figure, "bands of the mixture in four arms"),
-    )
-    columns = ("arm", "best net, nats", "worst net, nats", "mean sd, |x| ≤ 4", "mean sd, 5 ≤ |x| ≤ 6")
-    outputs.sections.append(Section("The practical", Text(lead), *pictures, Table(columns, rows)))
-    return found
-
-
-def _arms_table(results: Results, caption: str, read: Callable[[Summary], object]) -> Table:
-    shown = [(arm, count) for arm in ARMS for count in (1, PRACTICAL_MEMBERS)]
-    rows = [(key[0].name, key[1], *(read(results[key][name]) for name in COLUMNS)) for key in shown]
-    return Table(("arm", "members", *(name.replace("_", " ") for name in COLUMNS)), rows, caption)
+    ]
 
 
 def _counted(results: Results) -> Mapping[str, Lines]:
     """Return means with standard errors, or of errors, which single wild nets decide, medians: by panel, arm and members."""
-    return {
-        title: {
-            arm.name: {
-                float(count): (own.median, 0.0) if name == "rmse" else (own.mean, own.error)
-                for count in COUNTS
-                for own in [results[arm, count][name]]
-            }
-            for arm in ARMS
-        }
-        for name, title in DRAWN.items()
-    }
+    panels: dict[str, dict[str, dict[float, tuple[float, float]]]] = {title: {} for title in DRAWN.values()}
+    for ((arm, count), found), (name, title) in product(results.items(), DRAWN.items()):
+        own = found[name]
+        panels[title].setdefault(arm, {})[count] = (own.median, 0.0) if name == "rmse" else (own.mean, own.error)
+    return panels
 
 
 def count_figure(panels: Mapping[str, Lines]) -> "matplotlib.figure.Figure":
@@ -375,16 +305,16 @@ def regression_claims(results: Results) -> list[Claim]:
     members, most = PRACTICAL_MEMBERS, max(count for _, count in results)
 
     def mean(name: str, count: int) -> dict[str, float]:
-        return {arm.name: results[arm, count][name].mean for arm in ARMS}
+        return {arm: results[arm, count][name].mean for arm in ARMS}
 
     def compared(statement: str, expected: str, before: str, after: str, few: int, many: int) -> Claim:
-        pairs = {arm.name: (results[arm, few][before].values, results[arm, many][after].values) for arm in ARMS}
+        pairs = {arm: (results[arm, few][before].values, results[arm, many][after].values) for arm in ARMS}
         return Claim.compared(statement, expected, {name: Comparison.of(*pair) for name, pair in pairs.items()})
 
     def adversarial(statement: str, expected: str, name: str) -> Claim:
-        plain, attacked = ([results[arm, 1][name].values for arm in ARMS[place::2]] for place in (0, 1))
-        cases = zip(ARMS[::2], map(Comparison.of, plain, attacked), strict=True)
-        return Claim.compared(statement, expected, {arm.name: compared for arm, compared in cases})
+        values = {arm: results[arm, 1][name].values for arm in ARMS}
+        cases = {arm: Comparison.of(values[arm], values[f"{arm} + adversarial"]) for arm in ("Gaussian", "Laplace")}
+        return Claim.compared(statement, expected, cases)
 
     beside, inside = _percentages(mean("coverage_near", 1)), _percentages(mean("coverage_inside", members))
     first, middle, last = (mean("nll", count) for count in (1, members, most))

@@ -5,7 +5,7 @@ beside the usual one, each with and without adversarial training, from several i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import product
 from math import pi
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dissensus import metrics, plots, scores
 from dissensus.data import toy
-from dissensus.html import Picture, Section, Table, Text
+from dissensus.html import Section, Table
 from dissensus.members import DeepEnsemble, Members
 from dissensus.objectives import Adversarial, Independent, NormPenalty, Objective
 from dissensus.predictions import predict
@@ -46,27 +46,15 @@ WEIGHT_DECAY = 1e-4
 AGREED = 1e-6
 
 
-@dataclass(frozen=True)
-class Arm:
-    """How the spirals are learnt: by the practical's own loss (`parity`) or the usual one, with or without attacked inputs."""
-
-    parity: bool
-    adversarial: bool
-
-    @property
-    def name(self) -> str:
-        """As tables and figures have it."""
-        return ("practical" if self.parity else "usual loss") + (" + adversarial" if self.adversarial else "")
-
-    @property
-    def objective(self) -> Objective:
-        """What `fit` minimises."""
-        plain = Independent(over_classes=self.parity)
-        trained = Adversarial(plain, epsilon=EPSILON) if self.adversarial else plain
-        return NormPenalty(trained, NORM_WEIGHT) if self.parity else trained
-
-
-ARMS = tuple(Arm(parity, adversarial) for parity in (True, False) for adversarial in (False, True))
+PRACTICAL, ATTACKED = "practical", "practical + adversarial"
+_OVER_CLASSES = Independent(over_classes=True)
+# By the practical's own loss or the usual one, without or with attacked inputs.
+ARMS: Mapping[str, Objective] = {
+    PRACTICAL: NormPenalty(_OVER_CLASSES, NORM_WEIGHT),
+    ATTACKED: NormPenalty(Adversarial(_OVER_CLASSES, epsilon=EPSILON), NORM_WEIGHT),
+    "usual loss": Independent(),
+    "usual loss + adversarial": Adversarial(Independent(), epsilon=EPSILON),
+}
 
 
 def spirals(seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -75,14 +63,16 @@ def spirals(seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x).float(), torch.from_numpy(y)
 
 
-def train_spirals(arm: Arm, seed: int = 0, steps: int = STEPS, **settings: Any) -> Run:
+def train_spirals(arm: str, seed: int = 0, steps: int = STEPS, **settings: Any) -> Run:
     """Train the practical's ensemble on its data, one full batch a step; settings are passed on to `fit`."""
     x, y = spirals()
     nets = [scaled_mlp(SIZES, SCALE, seed, "spirals", member) for member in range(NUM_MEMBERS)]
-    recipe = RECIPE | {"batch_size": len(x), "weight_decay": 0.0 if arm.parity else WEIGHT_DECAY, **settings}
-    return fit(
-        DeepEnsemble.from_members(nets, seed), (x, y), objective=arm.objective, epochs=steps, seed=seed, **recipe
-    )
+    recipe = RECIPE | {
+        "batch_size": len(x),
+        "weight_decay": 0.0 if arm in (PRACTICAL, ATTACKED) else WEIGHT_DECAY,
+        **settings,
+    }
+    return fit(DeepEnsemble.from_members(nets, seed), (x, y), objective=ARMS[arm], epochs=steps, seed=seed, **recipe)
 
 
 class Plane:
@@ -128,8 +118,7 @@ def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
     for name, (_, y) in samples.items():
         found[f"{name}_accuracy"] = metrics.accuracy(probs[name], y)
         found[f"{name}_nll"] = metrics.nll(probs[name], y)
-        if name == "test":
-            found["test_ece"] = metrics.ece(probs[name], y)
+    found["test_ece"] = metrics.ece(probs["test"], fresh[1])
 
     angle = torch.linspace(0, 2 * pi, 721)[:-1]
     ring = predict(ensemble, 10 * torch.stack([angle.sin(), angle.cos()], -1)).softmax(-1)
@@ -161,18 +150,13 @@ def measure(run: Run, plane: Plane, seed: int = 0) -> dict[str, float]:
     return found | {name: float(value) for name, value in values.items()}
 
 
-PRACTICAL, ATTACKED = ARMS[0], ARMS[1]
-
-FIT_COLUMNS = (
-    *("train_accuracy", "train_nll", "test_accuracy", "test_nll", "test_ece"),
-    *("attacked_accuracy", "attacked_nll"),
-)
+FIT_COLUMNS = (*map("_".join, product(("train", "test", "attacked"), ("accuracy", "nll"))), "test_ece")
 QUESTION_COLUMNS = (
     *("confidence_far", "confidence_far_member", "confidence_data", "entropy_boundary", "entropy_elsewhere"),
     *("knowledge_far", "knowledge_data", "agreed_corners", "data_uncertainty_inside"),
 )
 
-Results = Mapping[Arm, Mapping[str, Summary]]
+Results = Mapping[str, Mapping[str, Summary]]
 
 
 def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None = None) -> Path:
@@ -184,54 +168,46 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     repeated = f"Mean over {num_repeats} initialisations ± standard error" if num_repeats > 1 else "One initialisation"
     fits = _table(FIT_COLUMNS, results, repeated)
     judged = "Adversarial training is judged by an exact sign test at 5 % over initialisations and both losses; all share the data."
-    trained = (
-        f"{NUM_MEMBERS} nets take {steps} steps of Adam on all 3000 points. The practical's loss divides cross-entropy by the "
-        "number of classes and adds 0.001 times the norm of the parameters; the usual loss has weight decay of 0.0001 instead, "
-        f"which is what that norm amounts to here. Adversarial training moves inputs by {EPSILON}."
-    )
     wide = Plane(runs[PRACTICAL].members, -4.0, 4.0)
     maps = torch.stack([wide.grid(member) for member in wide.logits.softmax(-1)])
-    planes = {arm: Plane(own.members) for arm, own in runs.items() if arm.parity}
-    curves = "accuracy and NLL on the training data by step"
-    training = outputs.picture("practical_training", _training_figure(runs), curves)
-    profile = outputs.picture(
-        "practical_profile",
-        _profile_figure(planes),
-        "confidence, data uncertainty and knowledge uncertainty over the distance from the centre",
-        "The data end at radius 1. Lines are means over the ring of the practical's ensemble.",
-    )
-    members = outputs.picture(
-        "practical_members",
-        plots.class_maps(wide.axis, maps, [f"member {number}" for number in range(len(maps))]),
-        "what each member predicts on the plane",
-        "Each member continues the rim outwards in wedges. Where the wedges of all members overlap, as in the corners, "
-        "they are sure and agree: knowledge uncertainty is zero although nothing is known there.",
-    )
+    planes = {arm: Plane(runs[arm].members) for arm in (PRACTICAL, ATTACKED)}
+    numbered = [f"member {number}" for number in range(len(maps))]
+    figures = {
+        "practical_training": (_training_figure(runs), "accuracy and NLL on the training data by step"),
+        "practical_panels": (
+            _panels(planes[PRACTICAL]),
+            "data, mean prediction, data and knowledge uncertainty on the plane",
+        ),
+        "practical_panels_adversarial": (_panels(planes[ATTACKED]), "the same with adversarial training"),
+        "practical_profile": (
+            _profile_figure(planes),
+            "confidence and uncertainties over the distance from the centre",
+        ),
+        "practical_members": (plots.class_maps(wide.axis, maps, numbered), "what each member predicts on the plane"),
+    }
+    training, *plane = (outputs.picture(name, *drawn) for name, drawn in figures.items())
     outputs.sections += [
-        Section("The practical", Text(trained), training, fits),
-        Section("The plane", *(_panels(outputs, *each) for each in planes.items()), profile, members),
+        Section("The practical", training, fits),
+        Section("The plane", *plane),
         Section("What the document says", _table(QUESTION_COLUMNS, results, repeated), claims_table(claims, judged)),
     ]
-    arms = {arm.name: found for arm, found in results.items()}
-    outputs.results({"arms": arms, "claims": claims, "steps": steps, "quick": quick, "seed": seed})
+    outputs.results({"arms": results, "claims": claims, "steps": steps, "quick": quick, "seed": seed})
     print_table(fits)
     return outputs.page(
-        "Practical: classification",
-        "Four networks learn three spirals. They are unsure where the arms meet, differ where their boundaries leave the "
-        "data, and agree with full confidence on most of what they have never seen.",
+        "Practical: classification", "Four networks learn three spirals: where are they sure, and where do they differ?"
     )
 
 
 def classification_claims(results: Results) -> list[Claim]:
     """Judge what the practical says about its four questions; the practical's own loss is meant unless both are named."""
-    plain = {name: summary.mean for name, summary in results[PRACTICAL].items()}
-    claims = [Claim.checked(statement, text.format(**plain), holds(plain)) for statement, text, holds in _CHECKED]
+    means = {name: summary.mean for name, summary in results[PRACTICAL].items()}
+    claims = [Claim.checked(statement, text.format(**means), holds(means)) for statement, text, holds in _CHECKED]
     for statement, expected, name in _ADVERSARIAL:
-        before, after = (
-            [value for arm in ARMS if arm.adversarial == adversarial for value in results[arm][name].values]
-            for adversarial in (False, True)
+        plain, attacked = (
+            [value for arm in pair for value in results[arm][name].values]
+            for pair in (list(ARMS)[::2], list(ARMS)[1::2])
         )
-        claims.append(Claim.compared(statement, expected, {"both losses:": Comparison.of(before, after)}))
+        claims.append(Claim.compared(statement, expected, {"both losses:": Comparison.of(plain, attacked)}))
     return claims
 
 
@@ -282,10 +258,10 @@ _ADVERSARIAL = (
 )
 
 
-def _train(num_repeats: int, steps: int, seed: int) -> tuple[Results, Mapping[Arm, Run]]:
+def _train(num_repeats: int, steps: int, seed: int) -> tuple[Results, Mapping[str, Run]]:
     """Train every arm from several initialisations; return all measurements, and each arm's first run."""
-    results: dict[Arm, Mapping[str, Summary]] = {}
-    first: dict[Arm, Run] = {}
+    results: dict[str, Mapping[str, Summary]] = {}
+    first: dict[str, Run] = {}
     for arm in ARMS:
         found = []
         for repeat in range(num_repeats):
@@ -298,30 +274,23 @@ def _train(num_repeats: int, steps: int, seed: int) -> tuple[Results, Mapping[Ar
     return results, first
 
 
-def _panels(outputs: Outputs, arm: Arm, plane: Plane) -> Picture:
-    values = (plane.mean_probs, plane.data, plane.knowledge)
-    share = float((plane.knowledge[plane.radius > 1] < AGREED).float().mean())
-    return outputs.picture(
-        "practical_panels_adversarial" if arm.adversarial else "practical_panels",
-        plots.four_panels(*spirals(), plane.axis, *map(plane.grid, values)),
-        "data, mean prediction, data uncertainty and knowledge uncertainty on the plane",
-        f"{arm.name}: on {share:.0%} of the area beyond the data, members agree to float32 precision.",
-    )
+def _panels(plane: Plane) -> "matplotlib.figure.Figure":
+    return plots.four_panels(*spirals(), plane.axis, *map(plane.grid, (plane.mean_probs, plane.data, plane.knowledge)))
 
 
-def _training_figure(runs: Mapping[Arm, Run]) -> "matplotlib.figure.Figure":
+def _training_figure(runs: Mapping[str, Run]) -> "matplotlib.figure.Figure":
     figure, axes = plots.panels(2, width=4.4, height=2.8)
     shown = {"ensemble_accuracy": "accuracy on the training data", "ensemble_loss": "NLL on the training data, nats"}
     for ax, (column, title) in zip(axes, shown.items(), strict=True):
         for index, arm in enumerate((PRACTICAL, ATTACKED)):
-            plots.training_curves(runs[arm].history, ax, column=column, colour=plots.COLOURS[index], label=arm.name)
+            plots.training_curves(runs[arm].history, ax, column=column, colour=plots.COLOURS[index], label=arm)
         ax.set_title(title, fontsize=10, loc="left")
         ax.set_ylabel("")
     name_lines(axes[-1])
     return figure
 
 
-def _profile_figure(planes: Mapping[Arm, Plane]) -> "matplotlib.figure.Figure":
+def _profile_figure(planes: Mapping[str, Plane]) -> "matplotlib.figure.Figure":
     """Draw means over rings of the grid, from the centre to the corners."""
     edges = torch.linspace(0, 2.8, 57)
     middles = ((edges[1:] + edges[:-1]) / 2).tolist()
@@ -331,14 +300,14 @@ def _profile_figure(planes: Mapping[Arm, Plane]) -> "matplotlib.figure.Figure":
         quantities = {"data uncertainty, nats": plane.data, "knowledge uncertainty, nats": plane.knowledge}
         for name, values in ({"confidence": plane.confidence} | quantities).items():
             means = torch.bincount(ring, values.double()) / torch.bincount(ring)
-            lines.setdefault(name, []).append(Line(arm.name, middles, means.tolist(), colour=index, style="-"))
+            lines.setdefault(name, []).append(Line(arm, middles, means.tolist(), colour=index, style="-"))
     return draw([Panel(name, "distance from the centre", own) for name, own in lines.items()])
 
 
 def _table(names: Sequence[str], results: Results, caption: str) -> Table:
     several = len(results[PRACTICAL]["train_nll"].values) > 1
     rows = [
-        (arm.name, *(str(found[name]) if several else fmean(found[name].values) for name in names))
+        (arm, *(str(found[name]) if several else fmean(found[name].values) for name in names))
         for arm, found in results.items()
     ]
     return Table(("arm", *(name.replace("_", " ") for name in names)), rows, caption)

@@ -1,19 +1,13 @@
 """Study `uci-deep-ensembles`: the usual regression benchmark, one net against a mixture of five.
 
-One hidden layer of 50 ReLU units (100 for protein), 40 epochs, batches of 100, Adam; inputs and targets are standardised on
-each training set; errors and likelihoods are in the targets' own units. The likelihood of a mixture is that of the normal
-distribution with its mean and standard deviation. All splits of a set and all members train as one ensemble.
-
-Two things differ from the protocol as it is usually given: the learning rate is a tenth of its 0.1, and each member's gradient
-is clipped. Without them nets run away: where a net is sure, its gradient goes with one over the squared scale, and one such
-batch throws the weights far off and fills Adam's second moment, after which nothing moves for hundreds of steps.
+All splits of a set and all members train as one ensemble. The learning rate is a tenth of the usual 0.1, and each member's gradient is
+clipped: without that nets run away.
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +15,7 @@ from torch import Tensor
 
 from dissensus import plots
 from dissensus.architectures import mlp
-from dissensus.html import Section, Table, Text
+from dissensus.html import Section, Table
 from dissensus.members import DeepEnsemble
 from dissensus.objectives import Adversarial, Independent, gaussian_nll, mean_and_scale
 from dissensus.predictions import mixture
@@ -60,13 +54,8 @@ METRICS = ("rmse", "nll")
 SetResult = dict[str, dict[str, Summary]]
 
 
-@dataclass(frozen=True)
-class Splits:
-    """All splits of one data set, standardised on their training parts.
-
-    Inputs and targets are `(splits, rows, ...)`; test targets are in their own units, of which `centre` and `spread` of each
-    split's training targets are, `(splits, 1)`.
-    """
+class Splits(NamedTuple):
+    """All splits of a set, standardised on their training parts; test targets are in their own units, as `centre` and `spread` are."""
 
     x: Tensor
     y: Tensor
@@ -115,17 +104,15 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
         Table((m.upper(), *ARMS), [[n, *(str(found[arm][m]) for arm in ARMS)] for n, found in results.items()])
         for m in METRICS
     ]
-    figure, alt = change_figure(_changes(results)), "change of NLL against a single net, set by set"
-    nets = "Mean over splits ± standard error, in the targets' own units; a single net is the mean over five members."
-    judged = (
-        "Paired over splits, by an exact sign test at 5 %. Lower is better. Splits of one set share most of their rows, so p is "
-        "too small. That the mixture's RMSE is below the mean of its members' is no finding: it is so by Jensen's inequality."
+    drawn = outputs.picture(
+        "uci_nll", change_figure(_changes(results)), "change of NLL against a single net, set by set"
     )
-    compared = Table(("set", "what", "RMSE", "NLL"), _comparisons(results))
+    judged = "Paired over splits, by an exact sign test at 5 %; lower is better"
+    compared = Table(("set", "what", "RMSE", "NLL"), _comparisons(results), judged)
     away = f"RMSE, Adam at {USUAL_RATE:g}, no clipping: nets run away"
     outputs.sections += [
-        Section("Error and likelihood", Text(nets), *tables),
-        Section("Does it help?", Text(judged), compared, outputs.picture("uci_nll", figure, alt)),
+        Section("Error and likelihood", *tables),
+        Section("Does it help?", compared, drawn),
         Section("The usual learning rate", Table(("set", "statistic", *ARMS), fast_rows, away)),
         Section("The sets", Table(("set", "rows", "inputs", "splits", "seconds"), set_rows)),
     ]
@@ -134,8 +121,7 @@ def run(output: Path, *, quick: bool = False, seed: int = 0, data: Path | None =
     for table in tables:
         print_table(table)
     return outputs.page(
-        "Deep ensembles on tabular regression",
-        "One hidden layer, forty epochs, five members: how much do averaging and adversarial training change?",
+        "Deep ensembles on tabular regression", "How much do averaging and adversarial training change?"
     )
 
 
@@ -154,9 +140,9 @@ def find_sets(data: Path | None, files: Mapping[str, str] = FILES, places: Seque
 def measure_set(splits: Splits, hidden: int, seed: int = 0, **changes: Any) -> SetResult:
     """Train plain and adversarial ensembles on all splits of a set, by the recipe with changes; return RMSE and NLL of every arm."""
     found: SetResult = {}
-    plain = Independent("gaussian_nll")
     owner = [split for split in range(len(splits.x)) for _ in range(NUM_MEMBERS)]
     ranges = splits.x.amax(1, keepdim=True) - splits.x.amin(1, keepdim=True)
+    plain = Independent("gaussian_nll")
     attack = Adversarial(plain, epsilon=EPSILON, of_range=True, ranges=ranges[owner])
     for suffix, objective in (("", plain), (" + adversarial", attack)):
         ensemble = DeepEnsemble(lambda: mlp(splits.x.shape[2], [hidden], 2), len(owner), seed)

@@ -22,13 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import norm
-from sklearn import datasets
-from sklearn.ensemble import (
-    HistGradientBoostingClassifier,
-    HistGradientBoostingRegressor,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
+from sklearn import datasets, ensemble
 from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.neural_network import MLPClassifier, MLPRegressor
@@ -39,7 +33,7 @@ from dissensus.data.tables import columns_of
 from dissensus.estimators import EnsembleClassifier, EnsembleRegressor, Features
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.statistics import Summary
-from dissensus_studies.recorded import TEMPLATES, markdown
+from dissensus_studies.recorded import markdown, template
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -203,7 +197,7 @@ class Encoded:
         rows = self.features.standard(columns_of(x))
         if isinstance(self.model, GaussianProcessRegressor):
             mean, sd = self.model.predict(rows, return_std=True)
-        elif isinstance(self.model, RandomForestRegressor):
+        elif isinstance(self.model, ensemble.RandomForestRegressor):
             answers = np.stack([tree.predict(rows) for tree in self.model.estimators_])
             mean, sd = answers.mean(0), np.maximum(answers.std(0), 1e-2)
         else:
@@ -220,15 +214,15 @@ _NOISY = _KERNEL + WhiteKernel(0.1, (1e-4, 10))
 Methods = Mapping[str, Callable[[int], Any]]
 CLASSIFIERS: Methods = {
     OURS: lambda seed: EnsembleClassifier(random_state=seed),
-    "random forest": lambda seed: Encoded(RandomForestClassifier(random_state=seed)),
-    "boosting": lambda seed: Encoded(HistGradientBoostingClassifier(random_state=seed)),
+    "random forest": lambda seed: Encoded(ensemble.RandomForestClassifier(random_state=seed)),
+    "boosting": lambda seed: Encoded(ensemble.HistGradientBoostingClassifier(random_state=seed)),
     "one MLP": lambda seed: Encoded(MLPClassifier(early_stopping=True, max_iter=500, random_state=seed)),
     "Gaussian process": lambda seed: Encoded(GaussianProcessClassifier(_KERNEL, random_state=0)),
 }
 REGRESSORS: Methods = {
     OURS: lambda seed: EnsembleRegressor(random_state=seed),
-    "random forest": lambda seed: Encoded(RandomForestRegressor(random_state=seed)),
-    "boosting": lambda seed: Encoded(HistGradientBoostingRegressor(random_state=seed)),
+    "random forest": lambda seed: Encoded(ensemble.RandomForestRegressor(random_state=seed)),
+    "boosting": lambda seed: Encoded(ensemble.HistGradientBoostingRegressor(random_state=seed)),
     "one MLP": lambda seed: Encoded(MLPRegressor(early_stopping=True, max_iter=500, random_state=seed)),
     "Gaussian process": lambda seed: Encoded(GaussianProcessRegressor(_NOISY, random_state=0)),
 }
@@ -364,15 +358,12 @@ def write_report(records: Sequence[Record], trials: Sequence[Record] = ()) -> st
         "trial_seeds": len({trial["seed"] for trial in trials}),
         "changes": _changes(trials),
     }
-    for key in DETECTED:
-        values[key] = np.mean([list(line[key].values()) for line in ours])
-    for title, task in TASKS.items():
-        lines = [line for line in records if line["task"] == task]
-        values[title] = _task(title.capitalize(), task, lines) if lines else ""
-    template = (TEMPLATES / "tabular.md").read_text(encoding="utf-8")
+    values |= {key: np.mean([list(line[key].values()) for line in ours]) for key in DETECTED}
+    values |= dict.fromkeys(TASKS, "") | {title: _task(title, lines) for title, lines in _by_task(records).items()}
+    page = template("tabular.md")
     if not trials:
-        template = template.partition("## How the defaults")[0].rstrip() + "\n"
-    return template.format(**values)
+        page = page.partition("## How the defaults")[0].rstrip() + "\n"
+    return page.format(**values)
 
 
 TASKS = {"classification": "classes", "regression": "numbers"}
@@ -380,13 +371,18 @@ DETECTED = {"auroc": "distance to training rows (the alarm)", "auroc_knowledge":
 RANKS_FIGURE = "![Mean rank of each method over the tables, for every measure; the tables of ranks below have the numbers](tabular.svg)"
 
 
+def _by_task(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the lines of each task that has any, by its title."""
+    groups = {title: [line for line in records if line["task"] == task] for title, task in TASKS.items()}
+    return {title: lines for title, lines in groups.items() if lines}
+
+
 def standing(records: Sequence[Record]) -> str:
     """Return where the ensemble stands by each measure, task by task."""
     rows = []
-    for title, task in TASKS.items():
-        lines = [line for line in records if line["task"] == task]
+    for title, lines in _by_task(records).items():
         repeats = len({line["repeat"] for line in lines})
-        for name, ranks in _ranks(task, lines).items():
+        for name, ranks in _ranks(lines).items():
             place, first = _place(ranks)
             verdict = "**first**" if first == OURS else f"{place}. behind {first}"
             rows.append([f"{title}, {name}", verdict, f"{ranks[OURS]:.2f} of {len(ranks)}", str(repeats)])
@@ -403,11 +399,11 @@ def _summaries(lines: Sequence[Record], key: str) -> pd.DataFrame:
     return pd.DataFrame(values).loc[tables].map(lambda own: Summary(tuple(own)))
 
 
-def _ranks(task: str, lines: Sequence[Record]) -> dict[str, pd.Series]:
+def _ranks(lines: Sequence[Record]) -> dict[str, pd.Series]:
     """Return each method's mean rank over tables, by its mean over repeats, for each measure that has a better end."""
     return {
         name: _summaries(lines, key).map(lambda own: own.mean).rank(axis=1, ascending=key != "auroc").mean()
-        for key, name in MEASURES[task].items()
+        for key, name in MEASURES[lines[0]["task"]].items()
         if key not in ("covered", "seconds")
     }
 
@@ -421,8 +417,8 @@ def _place(ranks: pd.Series) -> tuple[int, str]:
 def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     """Draw the mean ranks of all methods by each measure; the ensemble stands out."""
     figure, axes = plots.panels(columns=2, width=4.6, height=2.9)
-    for ax, (title, task) in zip(axes, TASKS.items(), strict=True):
-        ranks = pd.DataFrame(_ranks(task, [line for line in records if line["task"] == task])).T
+    for ax, (title, lines) in zip(axes, _by_task(records).items(), strict=True):
+        ranks = pd.DataFrame(_ranks(lines)).T
         for place, method in enumerate(ranks):
             own = method == OURS
             look: dict[str, Any] = {"color": plots.COLOURS[1] if own else "#555555", "alpha": 1 if own else 0.6}
@@ -435,9 +431,10 @@ def ranks_figure(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     return figure
 
 
-def _task(title: str, task: str, lines: Sequence[Record]) -> str:
-    found = {name: _summaries(lines, key) for key, name in MEASURES[task].items()}
-    ranks = _ranks(task, lines)
+def _task(title: str, lines: Sequence[Record]) -> str:
+    """Return ranks and measurements of the tables of one task."""
+    found = {name: _summaries(lines, key) for key, name in MEASURES[lines[0]["task"]].items()}
+    ranks = _ranks(lines)
 
     def cell(name: str, method: str) -> str:
         if name in ranks:
@@ -451,10 +448,10 @@ def _task(title: str, task: str, lines: Sequence[Record]) -> str:
         for name, each in found.items()
     ]
     overview = markdown(["mean rank, 1 is best", *found], rows, wide=True)
-    return "\n\n".join([f"## {title}", overview, _verdict(task, lines, ranks), *tables])
+    return "\n\n".join([f"## {title.capitalize()}", overview, _verdict(lines, ranks), *tables])
 
 
-def _verdict(task: str, lines: Sequence[Record], ranks: Mapping[str, pd.Series]) -> str:
+def _verdict(lines: Sequence[Record], ranks: Mapping[str, pd.Series]) -> str:
     """Say in words where the ensemble stands, and where boosting is the better choice."""
     places, better = [], {}
     for name, own in ranks.items():
@@ -466,7 +463,7 @@ def _verdict(task: str, lines: Sequence[Record], ranks: Mapping[str, pd.Series])
         better[key] = f"{len(some)} of {len(means)} tables" + (f" ({', '.join(some)})" if len(some) else "")
     alike = ": where a table of yours is like those, take `HistGradientBoosting`"
     return (
-        f"By mean rank of {len(own)} the ensemble is {', '.join(places)}. Boosting has the lower {MEASURES[task]['error']} on "
+        f"By mean rank of {len(own)} the ensemble is {', '.join(places)}. Boosting has the lower {MEASURES[lines[0]['task']]['error']} on "
         f"{better['error']}, and the lower NLL on {better['nll']}{alike if '(' in ''.join(better.values()) else ''}. It trains faster, and "
         f"is the usual first choice for tables of many more rows than the {TRAINING_ROWS} here, which were not measured. Ranks "
         "within the standard errors below mean little."

@@ -1,9 +1,7 @@
 """How the estimators' defaults were chosen: settings changed one at a time on ten generated tables, none of which is in the study.
 
-`python -m dissensus_studies.tabular.defaults RECORDS` measures what RECORDS has not yet, and prints the comparison. A change was to
-be taken if it lowers the NLL by more than two standard errors over the tables without doubling the time. Of one setting alone only
-`validation_fraction` passed, and was not taken, as it halves the rows that alarm and intervals are calibrated on; the four that gained
-one and a half standard errors or more were tried together, without and with dropout, and the second passed.
+`python -m dissensus_studies.tabular.defaults RECORDS` measures what RECORDS has not yet, and prints the comparison. The four
+settings that alone gained one and a half standard errors or more were tried together, without and with dropout.
 """
 
 import json
