@@ -169,10 +169,18 @@ def ensemble_numbers(logits: Tensor, labels: Tensor) -> Record:
     return {
         "pairs": pairs,
         "diversity": sum(pair["diversity"] for pair in pairs) / len(pairs),
+        "curve": _curve(probs.mean(0), labels),
+        "member_curve": _curve(probs[0], labels),
         "member_ece": sum(float(metrics.ece(member, labels, BINS)) for member in probs) / len(probs),
         "ece": float(metrics.ece(probs.mean(0), labels, BINS)),
         "ece_floor": ece_floor(probs.mean(0).amax(-1).numpy(force=True), BINS),
     }
+
+
+def _curve(probs: Tensor, labels: Tensor) -> dict[str, list[float]]:
+    """Return a reliability curve, as figures of the results draw it from the record."""
+    found = metrics.reliability_curve(probs, labels, bins=BINS)
+    return {n: [round(float(each), 6) for each in getattr(found, n)] for n in ("confidence", "accuracy", "weight")}
 
 
 ONES = 32

@@ -99,6 +99,7 @@ class TestArms:
         labels = torch.randint(0, 5, (300,), generator=torch.Generator().manual_seed(1))
         numbers = ensemble_numbers(logits, labels)
         assert numbers["ece"] == pytest.approx(float(ds.metrics.ece(logits.softmax(-1).mean(0), labels, 15)))
+        assert sum(numbers["curve"]["weight"]) == pytest.approx(1.0, abs=1e-5)
         assert numbers["member_ece"] > numbers["ece"]
 
 

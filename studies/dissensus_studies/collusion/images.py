@@ -133,13 +133,14 @@ def train_and_measure(setting: JointSetting, work: Work) -> Record:
     make = ARCHITECTURES[setting.architecture]
     ensemble = DeepEnsemble(lambda: on_pixels(make(classes=sets.num_classes), sets), setting.num_members, setting.seed)
     objective = Joint(beta=setting.beta, average=setting.average, member_dropout=setting.member_dropout)
-    clean: dict[str, list[float]] = {"ensemble_error": []}
+    clean: dict[str, list[float]] = {"ensemble_error": [], "member_error": []}
 
     def watch(run: Run) -> None:
         """Look at training images as at test images: not augmented, without dropout, all members at one moment."""
         watched = weighted_batches((sets.train.x[:WATCHED_IMAGES], sets.train.y[:WATCHED_IMAGES]), 2048)
-        _, whole = validate(run.members, list(watched), objective.likelihood)
+        members, whole = validate(run.members, list(watched), objective.likelihood)
         clean["ensemble_error"].append(whole["ensemble_loss"])
+        clean["member_error"].append(fmean(members["validation_loss"]))
 
     training |= {"callback": watch} if setting.experiment == "gap" else {"part": "net"}
     run = fit_images(ensemble, sets, objective, **training)
