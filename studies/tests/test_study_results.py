@@ -125,12 +125,37 @@ def test_arms_of_images_replace_what_only_the_page_had(tmp_path):
     assert lines[0].get_ydata().tolist() == pytest.approx([0.95, 0.93, 0.91, 0.89, 0.87, 0.85])
 
 
-def _joint_arm(beta, seed):
+def test_arms_of_the_small_network_that_stop_early_are_at_the_document_s_length(tmp_path):
+    for path in results.RECORDS.glob("*.jsonl"):
+        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if '"collusion/runs"' not in line]
+        (tmp_path / path.name).write_text("\n".join(rows) + "\n", encoding="utf-8")
+    run = tmp_path / "collusion-images"
+    run.mkdir()
+    with open(run / "arms.jsonl", "w") as file:
+        for beta in (0.0, 0.6, 1.0):
+            for seed in range(2):
+                arm = _joint_arm(beta, seed, "cnn")
+                arm["record"]["training"]["epochs"] = 34 + seed
+                arm["record"]["ensemble_error"] = {0.0: 0.9, 0.6: 0.8, 1.0: 1.0}[beta] + 0.001 * seed
+                file.write(json.dumps(arm) + "\n")
+    assert results.add(run, tmp_path) == 6
+    (tmp_path / "claims.jsonl").write_text(results.judged_claims(tmp_path), encoding="utf-8")
+    page = results.pages(tmp_path)["collusion.md"]
+    assert "| five members, 0 (2 seeds) |" in page
+    assert "80 epochs (the document's 80), stopped after 34 to 35, 6 arms" in page
+    claims = {claim["claim"]: claim for claim in results.load("claims", tmp_path) if "claim" in claim}
+    between = claims["The CNN has its lowest test error between the ends (figure 15)."]
+    assert (between["verdict"], between["seeds"]) == ("reproduced", 2)
+    assert claims["Joint training is poor for the CNN, five members (figure 15)."]["verdict"] == "reproduced"
+    assert claims["… ten members (figure 15)."]["verdict"] == results.VERDICTS[-1]
+
+
+def _joint_arm(beta, seed, architecture="resnet18"):
     accuracy = 0.95 - 0.1 * beta
-    setting = {"architecture": "resnet18", "num_members": 5, "beta": beta, "average": "probs", "member_dropout": 0.0}
+    setting = {"architecture": architecture, "num_members": 5, "beta": beta, "average": "probs", "member_dropout": 0.0}
     record = {
         "setting": {**setting, "experiment": "sweep", "seed": seed},
-        "family": "resnet18 M=5",
+        "family": f"{architecture} M=5",
         "members": [accuracy - 0.01, accuracy + 0.01],
         "test": {"accuracy": [accuracy, accuracy - 0.005, accuracy + 0.005], "ece": [0.01, None, None]},
         "accuracy": accuracy + 0.001 * seed - 0.0005 * (beta in (0.0, 1.0)),
@@ -142,7 +167,7 @@ def _joint_arm(beta, seed):
         "made": {"date": "2026-11-18", "torch": "2", "device": "a GPU"},
     }
     settings = {"data": "cifar10", "epochs": None, "limit": None, "quick": False, "images": 40000}
-    return {"arm": f"resnet18 M=5 beta={beta:g} seed={seed}", "settings": settings, "record": record}
+    return {"arm": f"{architecture} M=5 beta={beta:g} seed={seed}", "settings": settings, "record": record}
 
 
 def test_the_floor_of_the_calibration_error_is_that_of_one_bin_where_all_are_equally_sure():
