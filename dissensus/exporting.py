@@ -277,10 +277,9 @@ def _facts(members: Members, graph: _Graph, alarm: Alarm | None) -> dict[str, An
     }
     if alarm is None:
         return facts
-    held_out = np.concatenate(list(alarm.calibration.values()))
-    facts |= {"false_alarms": alarm.false_alarms, "calibration_inputs": len(held_out)}
-    # What a server watches its inputs with.
-    return facts | ({"drift": DriftMonitor.of_scores(held_out).state()} if len(held_out) >= 3 else {})
+    facts |= {"false_alarms": alarm.false_alarms, "calibration_inputs": sum(map(len, alarm.calibration.values()))}
+    monitor = DriftMonitor.of_alarm(alarm)  # what a server watches its inputs with
+    return facts if monitor is None else facts | {"drift": monitor.state()}
 
 
 def _input_names(example: Any) -> list[str]:

@@ -133,3 +133,18 @@ def test_two_samples_of_one_source_are_told_apart_as_rarely_as_promised():
         [two_sample(rng.integers(0, 5, 30), rng.integers(0, 5, 12), permutations=39, seed=s) for s in range(300)]
     )
     assert np.mean(p <= 0.1) < 0.1 + 3 * np.sqrt(0.09 / 300)
+
+
+def test_the_monitor_of_an_alarm_shuffles_its_sorted_scores_by_a_seed_of_their_own():
+    """One seed for all would set the bins by the same ranks each time, and the guarantee would be of that choice."""
+    draws = [np.random.default_rng(seed).normal(size=60) for seed in range(20)]
+    first = []
+    for scores in draws:
+        monitor = DriftMonitor.of_alarm(ds.Alarm.of_scores(scores, false_alarms=0.05))
+        again = DriftMonitor.of_alarm(ds.Alarm.of_scores(scores[::-1], false_alarms=0.05))
+        assert monitor.state() == again.state()
+        first.append(int(np.searchsorted(np.sort(scores), monitor.edges[0])))
+    assert len(set(first)) > 1
+    with pytest.warns(UserWarning, match="too few"):
+        few = ds.Alarm.of_scores([1.0, 2.0], false_alarms=0.1)
+    assert DriftMonitor.of_alarm(few) is None

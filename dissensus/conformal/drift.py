@@ -5,13 +5,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from math import lgamma
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
 from dissensus._signatures import checked, real_number, whole_number
-from dissensus.conformal.alarm import Score, Scorer, inputs_of, scorer_of
+from dissensus.conformal.alarm import Alarm, Score, Scorer, inputs_of, scorer_of
 from dissensus.conformal.ranks import Floats, Values, array, vector
 
 if TYPE_CHECKING:
@@ -179,6 +180,20 @@ class DriftMonitor:
         edges = np.unique(np.quantile(for_edges, np.arange(1, bins) / bins, method="inverted_cdf"))
         counts = np.bincount(np.searchsorted(edges, history), minlength=len(edges) + 1)
         return cls(edges, counts, seed=seed)
+
+    @classmethod
+    def of_alarm(cls, alarm: Alarm) -> "DriftMonitor | None":
+        """Return a monitor of an alarm's score that begins with its held-out scores; None where there are fewer than three.
+
+        An alarm has them sorted, and the guarantee needs an order that chance made: the seed that shuffles them is drawn from
+        their values, for one that is always the same would always set the bins by the same ranks.
+        """
+        held_out = np.concatenate([*alarm.calibration.values()])
+        if len(held_out) < 3:
+            return None
+        monitor = cls.of_scores(held_out, seed=crc32(held_out.tobytes()))
+        monitor.scorer = alarm.scorer
+        return monitor
 
     def update(self, x: Any) -> float:
         """Take the next inputs of the stream, in their order; return the martingale's value after the last."""

@@ -69,14 +69,12 @@ class Calibration:
     # How far the truth was from the prediction, `(targets, rows)`: 1 - its probability, or the error in standard deviations.
     misses: Sequence[Sequence[float]]
     coverage: float  # how often sets and intervals are to hold the truth
-    monitor: DriftMonitor | None = (
-        None  # of a stream: ranks scores among all earlier ones, those of held-out rows first
-    )
+    # Of a stream: ranks scores among all earlier ones, those of held-out rows first.
+    monitor: DriftMonitor | None = None
 
     def for_a_stream(self) -> "Calibration":
         """Return the same with a new monitor, if there are held-out rows enough for one."""
-        held_out = self.alarm.calibration[None]
-        return replace(self, monitor=DriftMonitor.of_scores(held_out) if len(held_out) > 2 else None)
+        return replace(self, monitor=DriftMonitor.of_alarm(self.alarm))
 
     @property
     def reach(self) -> list[float]:
@@ -107,9 +105,7 @@ def calibrate_run(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder:
         )
     write_state(folder / COVERAGE, _FORMAT, {"coverage": settings.coverage, "misses": _misses(run, x, y).tolist()})
     alarm.save(folder / ALARM)
-    if len(x) > 2:
-        monitor = DriftMonitor.of_scores(alarm.calibration[None])
-        monitor.scorer = alarm.scorer
+    if (monitor := DriftMonitor.of_alarm(alarm)) is not None:
         monitor.save(folder / DRIFT)
     notes = [f"{warning.message}" for warning in said if warning.category is UserWarning]
     if sets.calibration is None:
