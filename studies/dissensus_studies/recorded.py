@@ -312,6 +312,11 @@ def guided_claims(frame: pd.DataFrame) -> dict[str, tuple[dict[str, Summary], st
     return {claim: each for claim, each in found.items() if each[0] and all(case.values for case in each[0].values())}
 
 
+def judged_claims(rows: Sequence[Record]) -> dict[str, dict[str, Record]]:
+    """Return what replaces a claim's line, by table and text: heads on a pretrained backbone, at the document's own ten epochs."""
+    return {"diversification/claims-heads": pretrained_claims(pretrained(rows))}
+
+
 def pretrained_claims(frame: pd.DataFrame) -> dict[str, Record]:
     """Judge the document's claims on heads at its own ten epochs; return what replaces a claim's line, by its text."""
     own = frame[frame["setting.backbone"] == "pretrained C=100"]

@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,18 +76,25 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
     return [json.loads(line, parse_float=Decimal, parse_int=Decimal) for line in lines]
 
 
+# What runs say in place of lines of the record that only a page had, by study; and which claims they judge: by table, then by text.
+SHOWN_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], list[Record]]] = {"collusion": images.shown}
+JUDGED_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Mapping[str, Record]]]] = {
+    "collusion": images.judged_claims,
+    "diversification": recorded.judged_claims,
+}
+
+
 def shown(name: str, records: Path = RECORDS) -> list[Record]:
     """Return the lines of one record as its page shows them: arms of runs in place of numbers that only a page had."""
     rows = load(name, records)
-    return images.shown(rows) if name == "collusion" else rows
+    return SHOWN_BY_RUNS[name](rows) if name in SHOWN_BY_RUNS else rows
 
 
 def judged_claims(records: Path = RECORDS) -> str:
     """Return the lines of `claims.jsonl`, with the verdicts that the arms of runs give."""
-    by_runs = {
-        "diversification/claims-heads": recorded.pretrained_claims(pretrained(load("diversification", records))),
-        "collusion/images": images.judged_claims(load("collusion", records)),
-    }
+    by_runs: dict[str, Mapping[str, Record]] = {}
+    for name, judge in JUDGED_BY_RUNS.items():
+        by_runs |= judge(load(name, records))
     claims = map(json.loads, (records / "claims.jsonl").read_text(encoding="utf-8").splitlines())
     found = [claim | by_runs.get(claim["table"], {}).get(claim.get("claim", ""), {}) for claim in claims]
     return "\n".join(json.dumps(claim, ensure_ascii=False) for claim in found) + "\n"

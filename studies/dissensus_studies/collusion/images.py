@@ -498,8 +498,8 @@ _JUDGES: Mapping[str, tuple[str, str, Callable[[Family], Case]]] = {
 }
 
 
-def judged_claims(rows: Sequence[Record]) -> dict[str, Record]:
-    """Return what replaces a claim's line, by its text, for the claims on images that runs speak of."""
+def judged_claims(rows: Sequence[Record]) -> dict[str, dict[str, Record]]:
+    """Return what replaces a claim's line, by table and text, for the claims on images that runs speak of."""
     found = {}
     for claim, (data, name, judge) in _JUDGES.items():
         if family := sweep_of(rows, data, name):
@@ -514,4 +514,4 @@ def judged_claims(rows: Sequence[Record]) -> dict[str, Record]:
                 "setting": f"{DATA[data]}, {name}, beta {', '.join(f'{beta:g}' for beta in family)}, {epochs} of {EPOCHS} epochs",
                 "command": f'dissensus study collusion-images --data DIR --known {data} --arms "{name} beta"',
             }
-    return found
+    return {"collusion/images": found}
