@@ -23,9 +23,13 @@ PRETRAINED = "CIFAR-100, heads 1280-256-100 on a frozen EfficientNet-Lite0 (Imag
 COMMAND = "dissensus study diversification --setting pretrained --backbone MODULE:FUNCTION --data DIR"
 SCORES = {"BMA": "bma", "PDS": "predictive_diversity", "MI": "mutual_information", "energy": "mean_energy"}
 BMA, PDS = SCORES["BMA"], SCORES["PDS"]
+# Sets to disagree on, as pages call them.
+SETS = {"isun": "iSUN", "textures": "textures", "scenes": "scenes"}
 # Mean numbers of different answers, on test images and on CIFAR-10.
 KNOWN, OTHER = "unique.test", "unique.cifar10"
 GROUPS = ("near", "far")
+# What detection is judged on: corrupted images by severity, and averages over unknown sets.
+PARTS = {"C-1": "severity 1", "C-5": "severity 5", "near": "near", "far": "far"}
 _GUIDED, _INDEPENDENT = "ldr=0.5 none A=2 M=5", "deep M=5"
 
 
@@ -76,6 +80,14 @@ def runs(rows: Iterable[Record], study: str) -> list[Record]:
     return [as_floats(row["numbers"]) for row in rows if row["table"] == f"{study}/runs"]
 
 
+def made(rows: Sequence[Record]) -> str:
+    """Say on what arms were run, how many and when."""
+    machines, versions = ({row["machine"]: None for row in rows}, {row["versions"]["torch"]: None for row in rows})
+    dates = sorted({row["date"] for row in rows})
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    return f"{len(rows)} arms; {', '.join(machines)}; torch {', '.join(versions)}; {when}."
+
+
 def as_floats(value: Any) -> Any:
     """Return what the record has with its numbers as floats."""
     if isinstance(value, Mapping):
@@ -109,33 +121,72 @@ def paired(first: pd.DataFrame, second: pd.DataFrame, name: str, other: str = ""
 
 def _name(own: pd.DataFrame) -> str:
     first = own.iloc[0]
+    active, form = first["setting.active"], {"none": "published", "share": "guarded"}
     names = {
         "deep": "independent",
-        "a2d": "A2D {:g}, on iSUN",
-        "divdis": "DivDis {:g}, on iSUN",
+        "diverse": "diverse hyperparameters",
+        "a2d": "A2D {:g}, on {}",
+        "divdis": "DivDis {:g}, on {}",
         "two-stage": "two stages {:g}",
         "joint": "joint β = {:g}",
-        "ldr": "loss-guided {:g}, " + ("published" if first["setting.guard"] == "none" else "guarded"),
+        "ldr": "loss-guided {:g}, " + form.get(first["setting.guard"], first["setting.guard"]),
     }
-    return names[first["setting.method"]].format(first["setting.strength"])
+    name = names[first["setting.method"]].format(first["setting.strength"], SETS.get(first.get("elsewhere"), "iSUN"))
+    if first["setting.method"] == "ldr" and not first["setting.strength"]:
+        name = f"{active:.0f} of {first['setting.num_members']:.0f} drawn, strength 0"
+    elif active > 2:
+        name += f", {active:.0f} drawn"
+    return name if first["setting.layers"] == 2 else f"{name}, {first['setting.layers']:.0f} layer(s)"
 
 
 def methods_table(frame: pd.DataFrame) -> str:
-    """Return all methods with five heads for a hundred classes, one line each."""
-    own = frame[(frame["setting.backbone"] == "pretrained C=100") & (frame["setting.num_members"] == 5)]
-    header = ["heads", "seeds", "accuracy", "worst member, points", "NLL", "ECE", "different answers"]
+    """Return all methods with five heads of two layers for a hundred classes, one line each."""
+    own = _five(frame)
+    return _heads_table(own, own[_usual(own)])
+
+
+def variants_table(frame: pd.DataFrame) -> str:
+    """Return what the methods become with other layers, weights, images to disagree on and numbers of members drawn."""
+    own = _five(frame)
+    return _heads_table(own, own[~_usual(own)])
+
+
+def _five(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[(frame["setting.backbone"] == "pretrained C=100") & (frame["setting.num_members"] == 5)]
+
+
+def _usual(own: pd.DataFrame) -> "pd.Series[bool]":
+    published = own["setting.guard"].isin(["none", "share"])
+    return published & (own["setting.layers"] == 2) & (own["setting.source"] == 0) & (own["setting.active"] < 3)
+
+
+def _heads_table(own: pd.DataFrame, lined: pd.DataFrame) -> str:
+    """Return a line for each arm of `lined`; its worst member is against that of independent heads in `own`."""
+    parts = [part for part in PARTS if f"auroc.{part}.{BMA}" in own]
+    header = ["heads", "seeds", "accuracy", "worst member, points", "ECE", "different answers"]
     lines = []
-    for row, seeds in own.groupby("row", sort=False):
-        accuracy, nll, ece = (mean_text(over(seeds[f"test.{m}"])) for m in ("accuracy", "nll", "ece"))
-        lost = "" if row.startswith("deep") else _points(paired(seeds, _arms(own, 100, _INDEPENDENT), "worst"))
-        head = [_name(seeds), str(len(seeds)), accuracy, lost, nll, ece, mean_text(over(seeds[KNOWN]), 2)]
-        aurocs = [" / ".join(_mean(seeds, f"auroc.{group}.{score}") for score in SCORES.values()) for group in GROUPS]
+    for row, seeds in lined.groupby("row", sort=False):
+        accuracy, ece = (mean_text(over(seeds[f"test.{m}"])) for m in ("accuracy", "ece"))
+        lost = "" if row == _INDEPENDENT else _points(paired(seeds, _arms(own, 100, _INDEPENDENT), "worst"))
+        head = [_name(seeds), str(len(seeds)), accuracy, lost, ece, mean_text(over(seeds[KNOWN]), 2)]
+        aurocs = [" / ".join(_mean(seeds, f"auroc.{part}.{score}") for score in SCORES.values()) for part in parts]
         lines.append([*head, *aurocs])
-    return markdown([*header, *(f"{group}: {' / '.join(SCORES)}" for group in GROUPS)], lines)
+    return markdown([*header, *(f"{PARTS[part]}: {' / '.join(SCORES)}" for part in parts)], lines)
 
 
 def _mean(own: pd.DataFrame, name: str) -> str:
     return bare(fmean(own[name]))
+
+
+def corruption_table(frame: pd.DataFrame) -> str:
+    """Return accuracy under corruption by each way to make one answer of five heads."""
+    ways = {"mean_logits": "averaged logits", "soup": "averaged weights", "oracle": "best member, by hindsight"}
+    own = _five(frame)
+    lines = []
+    for _, seeds in own[_usual(own)].groupby("row", sort=False):
+        texts = [mean_text(over(seeds[f"accuracy.{part}.{way}"])) for part in ("C-1", "C-5") for way in ways]
+        lines.append([_name(seeds), str(len(seeds)), *texts])
+    return markdown(["heads", "seeds", *(f"{PARTS[p]}: {n}" for p in ("C-1", "C-5") for n in ways.values())], lines)
 
 
 def _points(lost: Summary) -> str:
@@ -210,6 +261,8 @@ def sizes_table(frame: pd.DataFrame) -> str:
 
 TABLES: Mapping[str, Callable[[pd.DataFrame], str]] = {
     "pretrained-methods": methods_table,
+    "pretrained-variants": variants_table,
+    "pretrained-corruption": corruption_table,
     "pretrained-ece": ece_sentence,
     "pretrained-guard": guard_table,
     "pretrained-sizes": sizes_table,
@@ -238,21 +291,24 @@ Detector = tuple[pd.DataFrame, str, str]
 def _detects(first: Iterable[Detector], second: Iterable[Detector], prefix: str = "") -> tuple[dict[str, Summary], str]:
     """Return by how much the best of the first detects better than the best of the second in each group, and both numbers as text."""
     cases, texts, own, others = {}, [], _best(first), _best(second)
-    for group in (group for group in GROUPS if group in own and group in others):
-        (frame, score, name), (other, rival, of_other) = own[group], others[group]
-        score, rival = f"auroc.{group}.{score}", f"auroc.{group}.{rival}"
-        cases[group] = paired(frame, other, score, rival)
-        texts.append(f"{group} {_mean(frame, score)}{name} against {_mean(other, rival)}{of_other}")
+    for part, called in ((part, called) for part, called in PARTS.items() if part in own and part in others):
+        (frame, score, name), (other, rival, of_other) = own[part], others[part]
+        score, rival = f"auroc.{part}.{score}", f"auroc.{part}.{rival}"
+        cases[called] = paired(frame, other, score, rival)
+        texts.append(f"{called} {_mean(frame, score)}{name} against {_mean(other, rival)}{of_other}")
     return cases, prefix + ", ".join(texts)
 
 
 def _best(candidates: Iterable[Detector]) -> dict[str, Detector]:
-    """Return the candidate that detects best in each group; none where no candidate was run or the group is empty."""
+    """Return the candidate that detects best of each of `PARTS`; none where no candidate was run or has it."""
     found = [each for each in candidates if len(each[0])]
-    places = {group: [each for each in found if f"auroc.{group}.{each[1]}" in each[0]] for group in GROUPS}
+    places = {
+        p: [each for each in found if (name := f"auroc.{p}.{each[1]}") in each[0] and each[0][name].notna().all()]
+        for p in PARTS
+    }
     return {
-        group: max(own, key=lambda each: fmean(each[0][f"auroc.{group}.{each[1]}"]))
-        for group, own in places.items()
+        part: max(own, key=lambda each: fmean(each[0][f"auroc.{part}.{each[1]}"]))
+        for part, own in places.items()
         if own
     }
 
@@ -263,15 +319,18 @@ def guided_claims(frame: pd.DataFrame) -> dict[str, tuple[dict[str, Summary], st
     The arms are those of one family (one backbone, or networks from scratch), by seed; claims whose arms are not there are left out.
     """
     arms = dict(iter(frame.groupby(frame["row"].str.replace(" A=2", ""))))
-    guided, guarded, plain, two, staged = (
+    guided, guarded, plain, two, staged, diverse, shallow, shallow_plain, other_weights = (
         arms.get(row, frame[:0])
-        for row in ("ldr=0.5 none M=5", "ldr=0.5 share M=5", "deep M=5", "ldr=0.5 none M=2", "two-stage=0.5 M=5")
+        for row in (
+            *("ldr=0.5 none M=5", "ldr=0.5 share M=5", "deep M=5", "ldr=0.5 none M=2", "two-stage=0.5 M=5"),
+            *("diverse M=5", "ldr=0.5 none layers=1 M=5", "deep layers=1 M=5", "ldr=0.5 inverse probability M=5"),
+        )
     )
     lost, held = (paired(own, plain, "worst") for own in (guided, guarded))
     if not (lost.values and held.values):
         return {}
     strengths = {s: arms[row] for s in ("0.1", "0.5", "1", "5") if (row := f"ldr={s} none M=5") in arms}
-    others = ("deep M=5", "a2d=0.1 M=5", "divdis=1 M=5", "two-stage=0.5 M=5", "joint=0.4 M=5")
+    others = ("deep M=5", "diverse M=5", "a2d=0.1 M=5", "divdis=1 M=5", "two-stage=0.5 M=5", "joint=0.4 M=5")
     rivals = [arms[row] for row in others if row in arms]
     sets = [name for name in plain if name.startswith("unique.") and plain[name].notna().all()]
     other = OTHER if OTHER in sets else sets[-1]
@@ -308,8 +367,59 @@ def guided_claims(frame: pd.DataFrame) -> dict[str, tuple[dict[str, Summary], st
         ),
         "More members detect better (PDS).": _detects(own_pds, [(two, PDS, "")], "5 against 2: "),
         "Loss-guided weights detect better than two stages (PDS).": _detects(own_pds, [(staged, PDS, "")]),
+        "By BMA, diverse hyperparameters detect best of all ensembles.": _detects(
+            [(diverse, BMA, "")], ((own, BMA, f" ({_name(own)})") for own in (*rivals, guided) if own is not diverse)
+        ),
+        "Heads of two layers detect better than heads of one (PDS).": _detects(own_pds, [(shallow, PDS, "")]),
+        "Also with one layer, loss-guided heads beat independent ones (PDS).": _detects(
+            [(shallow, PDS, "")], [(shallow_plain, PDS, "")]
+        ),
+        "One layer is convex, so members end in one place.": _differ(
+            guided, shallow, "{} with two layers, {} with one"
+        ),
+        "Weights by the loss diversify more than weights by one over the probability.": _differ(
+            guided, other_weights, "{} by the loss, {} by the probability"
+        ),
+        "Averaged logits do better under corruption than the deep ensemble's.": _right(guided, plain, "mean_logits"),
+        "Averaged weights (soup) do better under corruption.": _right(guided, plain, "soup"),
+        "Where the images to disagree on come from matters little (0.01).": _same_elsewhere(arms),
     }
     return {claim: each for claim, each in found.items() if each[0] and all(case.values for case in each[0].values())}
+
+
+def _differ(first: pd.DataFrame, second: pd.DataFrame, text: str) -> tuple[dict[str, Summary], str]:
+    """Return by how many more answers members of the first differ, on known, corrupted and other images."""
+    names = {KNOWN: "known", "unique.C-5": "severity 5", OTHER: "CIFAR-10"}
+    there = [name for name in names if name in first and not (first[name].isna().any() or second[name].isna().any())]
+    if not (len(first) and len(second)):
+        return {}, ""
+    texts = [f"{names[name]} {text.format(_mean(first, name), _mean(second, name))}" for name in there]
+    return {names[name]: paired(first, second, name) for name in there}, f"different answers: {'; '.join(texts)}"
+
+
+def _right(first: pd.DataFrame, second: pd.DataFrame, way: str) -> tuple[dict[str, Summary], str]:
+    """Return by how much the first's one answer, made of all members' in this way, is right more often under corruption."""
+    names = {part: f"accuracy.{part}.{way}" for part in ("C-1", "C-5") if f"accuracy.{part}.{way}" in first}
+    texts = [f"{PARTS[part]} {_mean(first, n)} against {_mean(second, n)}" for part, n in names.items() if len(second)]
+    return {PARTS[part]: paired(first, second, name) for part, name in names.items()}, ", ".join(texts)
+
+
+def _same_elsewhere(arms: Mapping[str, pd.DataFrame]) -> tuple[dict[str, Summary], str]:
+    """Return how far below 0.01 the AUROC of PDS stays from that of members that disagree on other images, where it differs most."""
+    cases, texts = {}, []
+    for method, row in (("A2D", "a2d=0.1"), ("DivDis", "divdis=1")):
+        first, second = (arms.get(f"{row}{source} M=5") for source in ("", " source=2"))
+        if first is None or second is None or "elsewhere" not in second:
+            continue
+        used = second["elsewhere"].iloc[0]
+        sets = [name for name in first if name.startswith("auroc.") and name.endswith(f".{PDS}")]
+        # Averages hold sets again, one of them that which was disagreed on.
+        sets = [name for name in sets if name.split(".")[1] not in (used, *GROUPS) and first[name].notna().all()]
+        gaps = {name: over(abs(value) for value in paired(first, second, name).values) for name in sets}
+        most = max(gaps, key=lambda name: gaps[name].mean)
+        cases[method] = over(0.01 - value for value in gaps[most].values)
+        texts.append(f"{method} {bare(gaps[most].mean)} ({most.split('.')[1]})")
+    return cases, f"AUROC of PDS differs by up to {', '.join(texts)}"
 
 
 def judged_claims(rows: Sequence[Record]) -> dict[str, dict[str, Record]]:

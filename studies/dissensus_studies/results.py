@@ -168,15 +168,20 @@ def _short_table(claims: Sequence[Record]) -> str:
 
 
 def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts: Mapping[str, Any]) -> str:
-    """Return a line of a template with its numbers, or what a comment asks for: `table ID`, `claims ID`, `floor ID images`, `runs NAME`."""
+    """Return a line of a template with its numbers, or what a comment asks for.
+
+    `table ID`, `claims ID`, `floor ID images`, `runs NAME`, and `made ID`: on what the arms of a table were run, and when.
+    """
     words = line.split()
-    if words[:1] != ["<!--"] or words[1] not in ("table", "claims", "floor", "runs"):
+    if words[:1] != ["<!--"] or words[1] not in ("table", "claims", "floor", "runs", "made"):
         return _NUMBER.sub(lambda found: _number(rows, *found.groups()), line)
     kind, name = words[1:3]
     if kind == "runs":
         if name in recorded.TABLES:
             return recorded.TABLES[name](pretrained(rows))
         return images.sentence(rows, {"collusion-resnet18": images.TABLE, "collusion-cnn": f"{images.TABLE}-2"}[name])
+    if kind == "made":
+        return recorded.made(_of_table(rows, name))
     if kind == "floor":
         return floor_sentence(_of_table(rows, name), int(words[3]))
     return table_of(_of_table(claims if kind == "claims" else rows, name), layouts[name])

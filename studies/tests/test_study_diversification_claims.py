@@ -29,7 +29,9 @@ def test_they_are_judged_by_what_was_measured():
     assert found["Diversity rises with the strength."] == "reproduced"
     bad = [(s, {"pds": 0.6, "bma": 0.8, "worst": 0.4}) for s in guided]
     found = verdicts((DEEP, {"pds": 0.7, "bma": 0.9}), (GUARDED, {}), *bad)
-    assert {found[claim] for claim in (BETTER, better)} == {"not reproduced: the opposite for near, far"}
+    assert {found[claim] for claim in (BETTER, better)} == {
+        "not reproduced: the opposite for severity 1, severity 5, near, far"
+    }
     assert found["Members differ without harm to what they learn."] == "not reproduced"
 
 

@@ -69,15 +69,22 @@ def test_arms_are_recorded_with_every_number_and_compared_with_independent_heads
     page = STUDIES["diversification"].run(tmp_path / "out", **options)
     lines = (tmp_path / "out" / "arms.jsonl").read_text(encoding="utf-8").splitlines()
     records = {entry["arm"]: entry["record"] for entry in map(json.loads, lines)}
-    assert len(records) == 13 + 3
+    assert len(records) == 27 + 3
     rows = {record["setting"]["method"] for record in records.values()}
-    assert rows == {"deep", "ldr", "a2d", "divdis", "two-stage", "joint"}
+    assert rows == {"deep", "diverse", "ldr", "a2d", "divdis", "two-stage", "joint"}
+    others = records["heads pretrained C=40 a2d=0.1 source=2 M=5 seed=0"]
+    assert (others["elsewhere"], records["heads pretrained C=40 a2d=0.1 M=5 seed=0"]["elsewhere"]) == (
+        "svhn",
+        "textures",
+    )
     guided = records["heads pretrained C=40 ldr=0.5 share A=2 M=5 seed=0"]
     text = page.read_text(encoding="utf-8")
     assert all(name in text for name in ("far BMA", "far PDS", "worst member", "What the document says"))
     # Values alone, as the pages' tables over seeds read them.
     assert isinstance(guided["auroc"]["far"]["predictive_diversity"], float)
     assert isinstance(guided["unique"]["test"], float)
+    assert set(guided["accuracy"]["C-5"]) == {"mean_logits", "mean_probs", "majority_vote", "oracle", "soup"}
+    assert 0.4 < guided["auroc"]["C-5"]["predictive_diversity"] <= 1
     assert guided["test"]["ece_floor"] > 0
     # Each of five takes as many steps as alone: two are drawn.
     assert guided["training"]["epochs"] == 5

@@ -114,8 +114,8 @@ def _remarks(material: Material, work: Work) -> list[str]:
     if isinstance(material, Pretrained):
         return [
             f"Heads of one hidden layer on cached features, trained for {material.head_epochs} epochs; where two of M are drawn a step, "
-            f"for M/2 times as many. Labels of one task are the backbone's own answers. A2D and DivDis disagree on {sources}, which no arm "
-            "is judged by."
+            f"for M/2 times as many. Labels of one task are the backbone's own answers. A2D and DivDis disagree on {sources} (source=2); "
+            "no arm is judged by the first, those that disagree on the second are not to be judged by it."
         ]
     return [
         f"Methods that need other images disagree on the first half of {sources}; the second half is judged by.",

@@ -128,6 +128,8 @@ def _heads(setting: Setting, material: Material) -> Record:
     features = material.features(setting.backbone)
     heads, run, extra = train_heads(setting, features, material)
     training = {key: entry for key, entry in training_record(run).items() if key != "history"}
+    if setting.method in ("a2d", "divdis"):
+        extra["elsewhere"] = material.source_names[min(setting.source, len(material.source_names) - 1)]
     record = judge(heads, features.judged, diagnosed=material.whole_records)
     record = _with_line({"training": training, **extra, **record})
     if not material.whole_records:

@@ -38,6 +38,8 @@ SEVERITIES = (1, 5)
 CORRUPTED_IMAGES, QUICK_CORRUPTED = 1000, 100
 # Unknown sets whose first half methods disagree on, by preference; the others are for judging only.
 SOURCES = ("isun", "tiny_imagenet", "scenes", "textures", "photographs")
+# The second set to disagree on of heads on a network that was trained elsewhere.
+SECOND_SOURCES = ("textures", "scenes")
 PASSES = 4
 EPOCHS, QUICK_EPOCHS = 30, 8
 # The document's; a small set takes more.
@@ -117,13 +119,16 @@ class Material:
         """Images that ensembles are judged by, on the device."""
         sets, used = self.sets, self.source_names
         ood = {name: (x[len(x) // 2 :] if name in used else x).to(self.device) for name, x in sets.ood.items()}
-        few = sets.test.x[: QUICK_CORRUPTED if self.quick else CORRUPTED_IMAGES].to(self.device)
-        corrupted = {
+        groups = {**sets.ood_groups, UNUSED: [name for name in ood if name not in used]}
+        return Judged(sets.test.x.to(self.device), sets.test.y.to(self.device), ood, self.corrupted(), groups)
+
+    def corrupted(self) -> dict[str, dict[str, Tensor]]:
+        """Return the first test images, by severity and corruption, on the device."""
+        few = self.sets.test.x[: QUICK_CORRUPTED if self.quick else CORRUPTED_IMAGES].to(self.device)
+        return {
             f"C-{level}": {name: corrupt(few, name, level, self.seed) for name in self.corruptions}
             for level in SEVERITIES
         }
-        groups = {**sets.ood_groups, UNUSED: [name for name in ood if name not in used]}
-        return Judged(sets.test.x.to(self.device), sets.test.y.to(self.device), ood, corrupted, groups)
 
     def features(self, backbone: str) -> Features:
         """Return the features of a backbone: see `Setting.backbone`."""
@@ -185,14 +190,20 @@ class Pretrained(Material):
         self.body, self.head = load_backbone(work.backbone, self.device)
         self.outputs = int([layer for layer in self.head.modules() if isinstance(layer, nn.Linear)][-1].out_features)
         self.sets, elsewhere = reserved(work.sets)
-        # Nothing is judged by it.
-        self.source_names = tuple(name for name in work.sets.ood if name not in self.sets.ood)
+        # Nothing is judged by the first; by the second all arms but those that disagree on it.
+        second = next((name for name in SECOND_SOURCES if name in self.sets.ood), list(self.sets.ood)[-1])
+        self.source_names = (*(name for name in work.sets.ood if name not in self.sets.ood), second)
         sets, place = self.sets, self.device
         read = partial(features_of, self.body, device=place, batch_size=500)
         x, y = read(sets.all_train.x), sets.all_train.y.to(place)
         known = Judged(read(sets.test.x), sets.test.y.to(place), {}, {})
-        sources = (read(elsewhere),)
-        everything = replace(known, ood={name: read(x) for name, x in sets.ood.items()}, groups=sets.ood_groups)
+        everything = replace(
+            known,
+            ood={name: read(x) for name, x in sets.ood.items()},
+            groups=sets.ood_groups,
+            corrupted={s: {name: read(x) for name, x in found.items()} for s, found in self.corrupted().items()},
+        )
+        sources = (read(elsewhere), everything.ood[second])
         groups, test_groups = (self.coarse.to(place)[labels] for labels in (y, known.labels))
         few, test_few = groups < FEW, test_groups < FEW
         superclass = replace(known, test=known.test[test_few], labels=test_groups[test_few])

@@ -145,7 +145,7 @@ def settings_of(quick: bool, seed: int) -> list[Setting]:
 
 
 def pretrained_settings(classes: int, outputs: int, seed: int) -> list[Setting]:
-    """Return heads on a network that was trained elsewhere: all methods, the guard by number of classes, other sizes."""
+    """Return heads on a network that was trained elsewhere: all methods, the guard by number of classes, ablations, other sizes."""
     family, others = f"heads pretrained C={classes}", "{a2d=0.1,divdis=1,joint=0.4}"
     guards = "deep M=5; ldr={0.5,5} {none,share} A=2 M=5"
     # Of two members both are drawn. All pairs of fifty are 1225.
@@ -153,6 +153,9 @@ def pretrained_settings(classes: int, outputs: int, seed: int) -> list[Setting]:
         (family, f"deep M=5; ldr={{0.1,0.5,1,5}} {{none,share}} A=2 M=5; two-stage=0.5 A=2 M=5; {others} M=5"),
         (f"heads pretrained C={FEW}", guards),
         (f"heads pretrained C={outputs}", guards),
+        # Tables 3, 4, 9 and 10, the other weights, and what drawing two of five does without disagreement.
+        (family, "diverse M=5; deep layers={1,3} M=5; ldr=0.5 {none,share} A=2 layers={1,3} M=5; ldr=0 none A=2 M=5"),
+        (family, "{a2d=0.1,divdis=1} source=2 M=5; ldr=0.5 inverse probability A=2 M=5; ldr=0.5 none A={3,4,5} M=5"),
         (family, f"deep M=2; ldr={{0.5,5}} {{none,share}} M=2; two-stage=0.5 M=2; {others} M=2"),
         (family, f"deep M=10; ldr={{0.5,5}} {{none,share}} A=2 M=10; two-stage=0.5 A=2 M=10; {others} M=10"),
         (family, "deep M=50; ldr=0.5 {none,share} A=2 M=50"),
