@@ -1,5 +1,6 @@
 """The study of masked anchoring: what it reads, what it says of records, and that both settings run to the end."""
 
+import dataclasses
 import json
 import math
 
@@ -10,10 +11,12 @@ from anchoring_records import judged, record
 from dissensus_studies import STUDIES
 from dissensus_studies.anchoring import anchoring_claims, drawing, same_sets
 from dissensus_studies.anchoring import arms as anchoring_arms
-from dissensus_studies.anchoring.adaptation import Task
-from dissensus_studies.anchoring.arms import AnchorSetting, build, settings_of, without_head
+from dissensus_studies.anchoring.adaptation import Task, Tasks
+from dissensus_studies.anchoring.arms import NETS, QUICK_NETS, AnchorSetting, arms_of, build, settings_of, without_head
+from dissensus_studies.harness.arm_log import run_arms
 from dissensus_studies.harness.figures import Drawing
 from dissensus_studies.harness.image_sets import load_images
+from dissensus_studies.harness.image_study import Work
 from dissensus_studies.harness.labelled import Images
 from PIL import Image
 from torch import nn
@@ -24,18 +27,24 @@ from dissensus.data.suites import SUITES
 
 
 class TestArms:
-    def test_names_tell_all_arms_apart(self):
-        names = [setting.name for setting in settings_of(quick=False, seed=0)]
-        assert len(set(names)) == len(names)
+    def test_names_tell_all_arms_apart(self, tmp_path):
+        for quick, rows in ((False, 23), (True, 4)):
+            names = [arm.name for arm in arms_of(Work(tmp_path, quick, sets=load_images(None, limit=20)))]
+            nets = QUICK_NETS if quick else NETS
+            assert len(set(names)) == len(names) == rows * (nets + 1)
 
-    def test_the_document_s_rows_come_first(self):
-        rows = [setting.row for setting in settings_of(quick=False, seed=0)[:5]]
-        assert sorted(rows) == ["alpha=0.0625", "alpha=0.125", "alpha=0.25", "anchored", "plain"]
+    def test_the_rows_that_the_claims_need_come_first(self, tmp_path):
+        rows = [setting.row for setting in settings_of(quick=False)]
+        assert rows[:4] == ["plain", "anchored", "alpha=0.25", "alpha=0.25 tail=1 diagonal"]
+        arms = arms_of(Work(tmp_path, seed=3, sets=load_images(None, limit=20)))
+        ends = ("seed=3", "together seed=3", "seed=4", "seed=5", "seed=6", "seed=7")
+        assert [arm.name for arm in arms[:6]] == [f"resnet18 plain {end}" for end in ends]
 
     def test_settings_decide_the_kind_of_network(self):
         sets = load_images(None, limit=20)
-        assert build(AnchorSetting(anchored=False), sets, quick=True).num_members == 1
+        assert build(AnchorSetting(anchored=False), sets, quick=True).num_members == QUICK_NETS
         masked = build(AnchorSetting(alpha=0.25, variant="example"), sets, quick=True)
+        assert (masked.num_trained, masked.num_members) == (QUICK_NETS, QUICK_NETS * anchoring_arms.ANCHORS)
         assert (masked.mask_probability, masked.mask_per) == (0.25, "example")
         assert len(masked.references) == len(sets.all_train.x)
 
@@ -68,6 +77,70 @@ class TestArms:
         assert list(found) == ["two"]
         assert found["two"]["images"] == 20
         assert "two classes or more" in skipped["one class"]
+
+
+class TestRows:
+    """Networks of a row are trained as one ensemble, once, and measured one by one."""
+
+    @pytest.fixture
+    def work(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(anchoring_arms, "QUICK_CORRUPTIONS", ("contrast",))
+        return Work(tmp_path, quick=True, epochs=3, sets=load_images(None, limit=60), material=Tasks({}, {}), limit=60)
+
+    @pytest.mark.parametrize("row", [AnchorSetting(anchored=False), AnchorSetting(alpha=0.25)], ids=lambda row: row.row)
+    def test_an_arm_measures_its_network_and_together_all_of_them(self, row, work):
+        run = anchoring_arms.train(work, row)
+        x, y = work.sets.normalise(work.sets.test.x), work.sets.test.y
+        logits = run.members.eval()(x).unflatten(0, (QUICK_NETS, -1))
+        right = [(each[0].argmax(-1) == y).double().mean().item() for each in logits]
+        probs = logits.softmax(-1)
+        found = []
+        for place in range(QUICK_NETS):
+            setting = dataclasses.replace(row, seed=place)
+            own = anchoring_arms.measure_one(setting, place, row, work, lambda _: run)
+            assert own["setting"]["seed"] == place
+            assert own["test"]["accuracy"][0] == pytest.approx(right[place], abs=1e-5)
+            if row.anchored:
+                several = (probs[place].mean(0).argmax(-1) == y).double().mean().item()
+                assert own["anchors"]["test"]["accuracy"][0] == pytest.approx(several, abs=1e-5)
+            found.append(own["test"]["nll"][0])
+        assert found[0] != found[1]
+        together = anchoring_arms.measure_together(row, work, lambda _: run)
+        mixture = (probs.flatten(0, 1).mean(0).argmax(-1) == y).double().mean().item()
+        assert together["test"]["accuracy"][0] == pytest.approx(mixture, abs=1e-5)
+        assert "mutual_information" in together["auroc"]["near"]
+        assert together["together"] == {"nets": QUICK_NETS, "references": 5 if row.anchored else 0}
+
+    def test_networks_differ_in_weights_and_in_the_order_of_their_batches(self, work):
+        nets = anchoring_arms.build(AnchorSetting(), work.sets, quick=True)
+        first, second = (anchoring_arms.one_network(nets, place)[0].net for place in range(QUICK_NETS))
+        assert not torch.equal(first.head.weight, second.head.weight)
+        assert anchoring_arms.objective_of(AnchorSetting()).batches == "own"
+
+    def test_a_row_is_trained_once_for_all_its_arms_and_goes_on_where_it_was_ended(self, work, monkeypatch):
+        fit, seen, last = anchoring_arms.fit_images, [], [1]
+
+        def watched(*given, **options):
+            def end(run):
+                seen.append(run.epoch)
+                if run.epoch > last[0]:
+                    raise KeyboardInterrupt
+
+            return fit(*given, **options, callback=end)
+
+        monkeypatch.setattr(anchoring_arms, "fit_images", watched)
+        arms = arms_of(work)[: QUICK_NETS + 1]
+        settings = work.identity
+        with pytest.raises(KeyboardInterrupt):
+            run_arms(arms, work.output, settings=settings)
+        last[0] = 3
+        run_arms(arms_of(work)[:2], work.output, settings=settings)
+        assert seen == [1, 2, 2, 3]
+        # What is trained to its end is read, not trained again.
+        done = run_arms(arms_of(work)[: QUICK_NETS + 1], work.output, settings=settings).done
+        assert seen == [1, 2, 2, 3]
+        assert len(done) == QUICK_NETS + 1
+        assert len({record["training"]["seconds"] for record in done.values()}) == 1
 
 
 class TestClaims:
@@ -196,7 +269,7 @@ def test_the_quick_study_runs_to_the_end_and_goes_on_from_what_it_has(tmp_path, 
     for _ in range(2):
         page = STUDIES["anchoring"].run(tmp_path, quick=True, limit=60, epochs=1)
     results = json.loads((tmp_path / "results.json").read_text())
-    assert len((tmp_path / "arms.jsonl").read_text().splitlines()) == len(results["arms"]) == 4
+    assert len((tmp_path / "arms.jsonl").read_text().splitlines()) == len(results["arms"]) == 4 * (QUICK_NETS + 1)
     assert results["arms"]["resnet18 anchored seed=0"]["anchors"]["count"] == anchoring_arms.ANCHORS
     assert results["arms"]["resnet18 plain seed=0"]["adaptation"]["digits"]["accuracy"] > 0
     text = page.read_text()
@@ -216,7 +289,7 @@ def test_a_folder_without_unknown_sets_is_enough(tmp_path, monkeypatch, capsys):
         np.savez(folder / f"cifar100_{part}.npz", x=pixels, y=np.arange(count) % 10)
     page = STUDIES["anchoring"].run(tmp_path / "out", quick=True, data=folder, known="cifar100", limit=40, epochs=1)
     printed = capsys.readouterr().out
-    assert printed.index("pets cannot be used: ") < printed.index("[1/4]")
+    assert printed.index("pets cannot be used: ") < printed.index("[1/12]")
     text = page.read_text()
     assert "not tested: there is no mean AUROC" in text
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -233,7 +306,7 @@ def test_numbers_are_kept_where_a_figure_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(Drawing, "section", fail)
     with pytest.raises(ValueError, match="cannot be drawn"):
         STUDIES["anchoring"].run(tmp_path, quick=True, limit=60, epochs=1)
-    assert len(json.loads((tmp_path / "results.json").read_text())["arms"]) == 4
+    assert len(json.loads((tmp_path / "results.json").read_text())["arms"]) == 4 * (QUICK_NETS + 1)
 
 
 def test_another_setting_is_refused(tmp_path):

@@ -167,6 +167,8 @@ _JUDGED = (
 _HOW = (
     f"The document trains {EPOCHS} epochs; runs of fewer than {SHORT} use a one-cycle schedule, the same for every arm. References are all "
     f"training images without augmentation; answers are given with the first of them, and in a further column with the first {ANCHORS}.",
+    "The networks of a row are trained side by side, each in an order of its own, as members of one ensemble: s is the time of all. "
+    "`together` is that ensemble, of anchored networks with all their references.",
     f"AUROC is that of the score {SCORES[0]}; the document does not say which it uses. Corruptions are ours, as those of CIFAR-10-C.",
     "Adaptation: a linear classifier on the features before the last layer, by L-BFGS, its regularisation chosen on a fifth of the "
     "training images.",
@@ -176,7 +178,8 @@ _HOW = (
 def page(work: Work, found: Arms) -> Page:
     """Return what the study makes of its records."""
     tasks: Tasks = work.material
-    same, notes = same_sets(found.done)
+    # What all networks of a row are together has a line of the table only.
+    same, notes = same_sets({name: record for name, record in found.done.items() if "together" not in record})
     records: dict[Row, list[Record]] = {}
     for record in same.values():
         records.setdefault((record["setting"]["architecture"], record["row"]), []).append(record)
@@ -188,7 +191,7 @@ def page(work: Work, found: Arms) -> Page:
     return Page(
         anchoring_claims(records),
         _JUDGED,
-        arms_table(same, columns, "Intervals are 95 % over images."),
+        arms_table({**found.done, **same}, columns, "Intervals are 95 % over images."),
         drawn.section if drawn else None,
         [*_HOW, *notes, f"Sets to adapt to: {', '.join(tasks.found) or 'none'}."],
         {"tasks": {name: task.notes for name, task in tasks.found.items()}, "tasks_missing": tasks.missing},

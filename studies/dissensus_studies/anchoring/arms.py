@@ -3,11 +3,13 @@
 The published recipe for CIFAR is 200 epochs of SGD at 0.1 with momentum 0.9 and decay of weights 5e-4, the rate divided by five
 after 60, 120 and 160 epochs, crops and flips, the last weights taken. Runs of fewer than 100 epochs go up to 0.2 and down again
 in one cycle instead, for all arms alike.
+
+The networks of a row, each of a seed of its own, are trained side by side as members of one ensemble, and measured one by one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from torch import nn
@@ -17,15 +19,16 @@ from dissensus.data.corruptions import EXTRA, STANDARD
 from dissensus.members import Anchored, DeepEnsemble, Members
 from dissensus.objectives import HardDelta, Independent, MaskedUniform, Objective
 from dissensus.probing import linear_probe
+from dissensus.training import Run
 from dissensus.training.schedules import MultiStep
 from dissensus_studies.anchoring.adaptation import Task
-from dissensus_studies.harness.arm_log import Arm, Record
+from dissensus_studies.harness.arm_log import Arm, Record, digest_of, file_name
 from dissensus_studies.harness.image_arms import CORRUPTED_IMAGES, fit_images, measure, record_of, summary_line
 from dissensus_studies.harness.image_sets import ImageSets
 from dissensus_studies.harness.image_study import Work
 
-ALPHAS = (1 / 16, 1 / 8, 1 / 4)
-TAIL_WEIGHTS = (0.01, 0.1, 1.0)
+# Networks of a row, which are trained side by side.
+NETS, QUICK_NETS = 5, 2
 EPOCHS, SHORT, QUICK_EPOCHS = 200, 100, 6
 RATE, SHORT_RATE = 0.1, 0.2
 # Answers with one reference, as the released CIFAR code, and with several.
@@ -75,68 +78,121 @@ class AnchorSetting:
         return f"{self.architecture} {self.row} seed={self.seed}"
 
 
-def settings_of(quick: bool, seed: int) -> list[AnchorSetting]:
-    """Return all networks in order of importance."""
-    plain, anchored, masked = AnchorSetting(anchored=False), AnchorSetting(), AnchorSetting(alpha=0.25)
-    main = [plain, anchored, *(AnchorSetting(alpha=alpha) for alpha in reversed(ALPHAS))]
+def settings_of(quick: bool) -> list[AnchorSetting]:
+    """Return what is trained, in order of importance, with the first seed of each."""
+    plain, anchored, masked = AnchorSetting(anchored=False), AnchorSetting(), AnchorSetting(alpha=1 / 4)
+    if quick:
+        return [plain, anchored, masked, replace(masked, tail_weight=0.1)]
     others = [tails for tails in TAILS if tails != "diagonal"]
-    wanted = [
-        *main,
-        *(replace(masked, tail_weight=weight) for weight in TAIL_WEIGHTS),
-        *(replace(masked, tail_weight=0.1, tails=tails) for tails in others),
+    return [
+        *(plain, anchored, masked, replace(masked, tail_weight=1.0)),
+        *(AnchorSetting(alpha=alpha) for alpha in (1 / 8, 1 / 16)),
+        *(replace(masked, tail_weight=weight) for weight in (0.1, 0.01)),
+        *(replace(masked, tail_weight=weight, tails=tails) for weight in (0.1, 1.0) for tails in others),
         replace(masked, variant="uniform"),
-        *(replace(each, seed=repeat) for repeat in (1, 2) for each in main),
         *(replace(each, architecture="wrn-40-2") for each in (plain, anchored, masked)),
         replace(masked, variant="example"),
-        *(replace(masked, tail_weight=1.0, tails=tails) for tails in others),
     ]
-    if quick:
-        wanted = [plain, anchored, masked, replace(masked, tail_weight=0.1)]
-    return [replace(each, seed=seed + each.seed) for each in wanted]
 
 
 def arms_of(work: Work) -> list[Arm]:
-    """Return an arm for every network: it is trained, measured, and adapted to other sets."""
+    """Return the arms of every row: each network is measured and adapted to other sets, and all of them are measured together."""
+    # Arms of a row follow one another, so that the last one is all that is kept.
+    trained = lru_cache(maxsize=1)(partial(train, work))
     return [
-        Arm(each.name, partial(train_and_measure, each, work), f"{each.architecture} tail={bool(each.tail_weight)}")
-        for each in settings_of(work.quick, work.seed)
+        arm for each in settings_of(work.quick) for arm in _arms_of_row(replace(each, seed=work.seed), work, trained)
     ]
 
 
-def train_and_measure(setting: AnchorSetting, work: Work) -> Record:
-    """Train one network; return its record."""
-    sets, quick = work.sets, work.quick
-    members = build(setting, sets, quick)
-    training = _training(setting, work.epochs, quick)
-    run = fit_images(members, sets, objective_of(setting), transform=sets.normalise, part="net", **training)
-    few = min(100 if quick else CORRUPTED_IMAGES, len(sets.test.x))
-    single = members if isinstance(members, DeepEnsemble) else DeepEnsemble.from_members([members.member(0)])
-    how: dict[str, Any] = {"corruptions": CORRUPTIONS}
-    if quick:
-        how = {"corruptions": QUICK_CORRUPTIONS, "severities": (1, 3, 5)}
-    how |= {"corrupted_images": few, "scores": SCORES, "transform": sets.normalise}
-    record = measure(single, sets, name=setting.name, seed=setting.seed, **how)
-    if isinstance(members, Anchored):
-        several = measure(members, sets, scores=(*SCORES, "mutual_information"), transform=sets.normalise)
-        record["anchors"] = {"count": ANCHORS, **{k: several[k] for k in ("test", "auroc")}}
+def _arms_of_row(row: AnchorSetting, work: Work, trained: "Trained") -> list[Arm]:
+    kind = f"{row.architecture} tail={bool(row.tail_weight)}"
+    seeds = []
+    for place in range(_nets(work.quick)):
+        setting = replace(row, seed=row.seed + place)
+        # The first arm of a row takes as long as training, others as long as measuring.
+        like = f"{kind} {'measured' if place else 'trained'}"
+        seeds.append(Arm(setting.name, partial(measure_one, setting, place, row, work, trained), like))
+    name = f"{row.architecture} {row.row} together seed={row.seed}"
+    like = f"{row.architecture} anchored={row.anchored} together"
+    return [seeds[0], Arm(name, partial(measure_together, row, work, trained), like), *seeds[1:]]
+
+
+Trained = Callable[[AnchorSetting], Run]
+
+
+def train(work: Work, row: AnchorSetting) -> Run:
+    """Train the networks of a row side by side; go on from the checkpoints that the study's folder has of them."""
+    members, training = build(row, work.sets, work.quick), _training(row, work.epochs, work.quick)
+    folder = work.output / "trained" / f"{file_name(row.name)}-{digest_of(work.identity)}"
+    kept = {"checkpoint_dir": folder, "checkpoint_every": max(1, training["epochs"] // 16), "resume": True}
+    return fit_images(members, work.sets, objective_of(row), transform=work.sets.normalise, **training, **kept)
+
+
+def measure_one(setting: AnchorSetting, place: int, row: AnchorSetting, work: Work, trained: Trained) -> Record:
+    """Measure one network of a row, with the first reference and with several; return its record."""
+    sets, quick, run = work.sets, work.quick, trained(row)
+    seen = one_network(run.members, place)
+    single = DeepEnsemble.from_members(seen[:1])
+    record = measure(single, sets, name=setting.name, seed=setting.seed, scores=SCORES, **_corrupted(work))
+    if len(seen) > 1:
+        scores = (*SCORES, "mutual_information")
+        several = measure(DeepEnsemble.from_members(seen), sets, scores=scores, transform=sets.normalise)
+        record["anchors"] = {"count": len(seen), **{k: several[k] for k in ("test", "auroc")}}
     adapted, skipped = adapt(single.member(0), sets, work.material.found, quick)
-    record |= {**record_of(setting, run), "row": setting.row, "images": {"test": len(sets.test.x), "corrupted": few}}
-    record |= {"adaptation": adapted, "adaptation_skipped": skipped}
+    record |= {"row": setting.row, "adaptation": adapted, "adaptation_skipped": skipped}
+    return _finished(record, setting, run, work)
+
+
+def measure_together(row: AnchorSetting, work: Work, trained: Trained) -> Record:
+    """Measure all networks of a row, with all references, as one ensemble by every score; return its record."""
+    run = trained(row)
+    record = measure(run.members, work.sets, name=row.name, seed=row.seed, **_corrupted(work))
+    nets = run.members.num_trained
+    record["together"] = {"nets": nets, "references": run.members.num_members // nets if row.anchored else 0}
+    record |= {"row": f"{row.row} together", "adaptation": {}, "adaptation_skipped": {}}
+    return _finished(record, row, run, work)
+
+
+def _corrupted(work: Work) -> dict[str, Any]:
+    """Return which images are corrupted, and how."""
+    quick: dict[str, Any] = {"corruptions": QUICK_CORRUPTIONS, "severities": (1, 3, 5)}
+    chosen = quick if work.quick else {"corruptions": CORRUPTIONS}
+    return {**chosen, "corrupted_images": _few(work), "transform": work.sets.normalise}
+
+
+def _few(work: Work) -> int:
+    return min(100 if work.quick else CORRUPTED_IMAGES, len(work.sets.test.x))
+
+
+def _finished(record: Record, setting: AnchorSetting, run: Run, work: Work) -> Record:
+    """Return a record with how it was trained, what it was measured on, and its line for the screen."""
+    record |= {**record_of(setting, run), "nets": run.members.num_trained}
+    record["images"] = {"test": len(work.sets.test.x), "corrupted": _few(work)}
     accuracy, error = (record["corrupted"]["all"][name][0] for name in ("accuracy", "smooth_ece"))
     record["line"] = f"{summary_line(record)}, corrupted {accuracy:.4f}, smooth ECE {error:.4f}"
     return record
 
 
+def one_network(members: Members, place: int) -> list[nn.Module]:
+    """Return one network of a row: as it is or, of an anchored one, with each of its references."""
+    each = members.num_members // members.num_trained
+    return [members.member(place * each + reference) for reference in range(each)]
+
+
 def build(setting: AnchorSetting, sets: ImageSets, quick: bool = False) -> Members:
-    """Make the untrained network, as an ensemble of one or with `ANCHORS` references."""
+    """Make the untrained networks of a row as one ensemble, anchored ones with `ANCHORS` references each."""
     wide = partial(wide_resnet, 40, 2, classes=sets.num_classes)
     small = partial(resnet18, sets.num_classes, width=8 if quick else 64)
-    network = wide if setting.architecture == "wrn-40-2" else small
+    network, nets = wide if setting.architecture == "wrn-40-2" else small, _nets(quick)
     if not setting.anchored:
-        return DeepEnsemble(network, 1, setting.seed)
+        return DeepEnsemble(network, nets, setting.seed)
     masks: dict[str, Any] = {"mask_probability": setting.alpha, "initialise": "fresh"}
     masks["mask_per"] = "example" if setting.variant == "example" else "batch"
-    return Anchored(network, sets.normalise(sets.all_train.x), ANCHORS, setting.seed, **masks)
+    return Anchored(network, sets.normalise(sets.all_train.x), ANCHORS, setting.seed, num_nets=nets, **masks)
+
+
+def _nets(quick: bool) -> int:
+    return QUICK_NETS if quick else NETS
 
 
 def objective_of(setting: AnchorSetting) -> Objective:

@@ -74,6 +74,11 @@ def file_name(name: str) -> str:
     return name.replace(" ", "_").replace("=", "")
 
 
+def digest_of(settings: Mapping[str, Any]) -> str:
+    """Return a short name of settings, for folders: arms of other settings are others."""
+    return sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:8]
+
+
 # Prints a line that is seen at once, also in a file.
 print_now = partial(print, flush=True)
 
@@ -102,8 +107,7 @@ def run_arms(
     took = {arm.like: found[arm.name]["arm_seconds"] for arm in arms if arm.name in done}
     not_run: dict[str, str] = {}
     start = time.monotonic()
-    # Arms of other settings are others.
-    digest = sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:8]
+    digest = digest_of(plain)
     if done:
         say(f"{len(done)} of {len(arms)} arms were done before")
     for number, arm in enumerate(arms, start=1):
