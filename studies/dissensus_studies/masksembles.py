@@ -34,7 +34,8 @@ from dissensus_studies.harness.image_arms import (
     summary_line,
 )
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table, at
-from dissensus_studies.harness.statistics import ece_floor
+from dissensus_studies.harness.statistics import Summary, ece_floor
+from dissensus_studies.recorded import as_floats, value_of
 
 NUM_MEMBERS = 4
 SCALES = (1.0, 2.0, 3.0, 4.0, 5.0)
@@ -219,11 +220,11 @@ _HOW = (
     "except where whole batches are named. MC dropout drops at the same places and has as many draws as there are masks."
 )
 NUMBERS: Mapping[str, Callable[[Record], float]] = {
-    "accuracy": lambda record: record["test"]["accuracy"][0],
+    "accuracy": lambda record: value_of(record["test"]["accuracy"]),
     "mean member": lambda record: fmean(record["members"]),
     "diversity": itemgetter("diversity"),
     "ECE": itemgetter("ece"),
-    "NLL": lambda record: record["test"]["nll"][0],
+    "NLL": lambda record: value_of(record["test"]["nll"]),
 }
 Families = Mapping[str, Sequence[Record]]
 
@@ -329,3 +330,187 @@ run = ImageStudy(
     ],
     page,
 ).run
+
+
+# What the record's arms make of the page, once the ends of the dial and the deep ensemble were trained for the study's own epochs: rows
+# of its table, lines of its figures, verdicts. Until then it keeps what it had of shorter runs. Claims are judged on split batches,
+# the document's own use of a batch.
+TABLE = "masksembles/diversity-and-calibration"
+CALIBRATION = "masksembles-calibration"
+SINGLE, LAST = "masks S=1", f"masks S={SCALES[-1]:g}"
+DROPPED = f"MC dropout p={DROPOUT:g}"
+# Families that the page shows, by the names of their rows.
+ROWS: Mapping[str, str] = {
+    SINGLE: "masks S = 1, the single network",
+    **{
+        f"masks S={scale:g}{batches}": f"masks S = {scale:g}{batches}"
+        for batches in ("", WHOLE)
+        for scale in SCALES[1:]
+    },
+    DROPPED: f"MC dropout, p = {DROPOUT:g}",
+    DEEP: DEEP,
+}
+# Lines of the reliability figure: family, what it is called, which curve and which error of a record, colour.
+_DRAWN: Sequence[tuple[str, str, str, str, int]] = (
+    (DEEP, "single network", "member_curve", "member_ece", 1),
+    (DROPPED, "MC dropout", "curve", "ece", 2),
+    *((f"masks S={scale:g}", f"masks S = {scale:g}", "curve", "ece", 5) for scale in SCALES[1:]),
+    (DEEP, DEEP, "curve", "ece", 6),
+)
+_PANELS = ("(accuracy − confidence) × share of images", "accuracy")
+
+
+def asked_epochs(row: Record) -> int:
+    """Return how long an arm of the record was trained."""
+    return int(row["setting"]["epochs"] or EPOCHS)
+
+
+def trained(rows: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the arms that were trained longest by family; empty without the deep ensemble and both ends of the dial."""
+    own = [row for row in rows if row["table"] == "masksembles/runs" and row["setting"]["data"] == "cifar10"]
+    own = [row for row in own if not row["setting"]["quick"] and row["setting"].get("limit") is None]
+    for epochs in sorted({asked_epochs(row) for row in own if asked_epochs(row) >= EPOCHS}, reverse=True):
+        found = [row for row in own if asked_epochs(row) == epochs]
+        families = in_order(Arms({row["arm"][0]: {**as_floats(row["numbers"]), "row": row} for row in found}))
+        if families.keys() >= {DEEP, SINGLE, LAST}:
+            return {name: families[name] for name in ROWS if name in families}
+    return {}
+
+
+def shown(rows: Sequence[Record]) -> list[Record]:
+    """Return the record as the page shows it: runs in place of what was read off an earlier page."""
+    families = trained(rows)
+    if not families:
+        return list(rows)
+    kept = [row for row in rows if row["table"] != TABLE and row["arm"][0] != CALIBRATION]
+    new = [{"table": TABLE, "arm": [ROWS[name]], **_numbers(arms)} for name, arms in families.items()]
+    new += [{"table": "masksembles/figures", **line} for line in _reliability(families)]
+    return [*kept, *({"study": "masksembles", "source": "run", **row} for row in new)]
+
+
+def _numbers(arms: Sequence[Record]) -> Record:
+    """Return means over seeds, and texts of them with half the width of their interval where there are several."""
+    energy = [at("auroc", group, "mean_energy") for group in ("near", "far")]
+    own = {name: Summary(tuple(map(read, arms))) for name, read in NUMBERS.items()}
+    own |= {"ECE of a member": Summary(tuple(arm["member_ece"] for arm in arms))}
+    texts = {name: _with_half(found) for name, found in own.items()}
+    detected = [[value_of(read(arm)) for arm in arms] for read in energy if all(map(read, arms))]
+    texts["AUROC of mean energy, near / far"] = " / ".join(_with_half(Summary(tuple(found))) for found in detected)
+    means = {name: found.mean for name, found in own.items()} | {"floor": fmean(arm["ece_floor"] for arm in arms)}
+    return {"numbers": texts, "means": means}
+
+
+def _with_half(found: Summary) -> str:
+    return f"{found.mean:.3f}" + (f" ± {found.half:.3f}" if len(found.values) > 1 else "")
+
+
+def _reliability(families: Families) -> Iterator[Record]:
+    """Return the lines of the reliability figure: of each ensemble, and of a member of the deep one."""
+
+    def line(panel: str, name: str, colour: int | None, style: str, x: Sequence[float], y: Sequence[float]) -> Record:
+        arm, look = [CALIBRATION, panel, name], {"colour": colour, "style": style}
+        return {"arm": arm, "line": look, "numbers": {"x": list(x), "y": list(y)}}
+
+    ends = (0.2, 1.0)
+    for panel, level in zip(_PANELS, ((0.0, 0.0), ends), strict=True):
+        yield line(panel, "", None, "--", ends, level)
+        for family, name, curve, error, colour in _DRAWN:
+            if arms := families.get(family):
+                confidence, accuracy, weight = pooled([arm[curve] for arm in arms])
+                gap = panel == _PANELS[0]
+                name = f"{name}, ECE {fmean(arm[error] for arm in arms):.3f}" if gap else ""
+                heights = (accuracy - confidence) * weight if gap else accuracy
+                yield line(panel, name, colour, "o-", confidence.tolist(), heights.tolist())
+
+
+def pooled(curves: Sequence[Mapping[str, Sequence[float]]]) -> NDArray[np.float64]:
+    """Return the reliability curve of all seeds' answers together: confidences, accuracies and weights of its bins."""
+    bins: dict[int, list[tuple[float, float, float]]] = {}
+    for curve in curves:
+        for point in zip(curve["confidence"], curve["accuracy"], curve["weight"], strict=True):
+            bins.setdefault(math.ceil(point[0] * BINS), []).append(point)
+    points = []
+    for _, own in sorted(bins.items()):
+        confidences, accuracies, weights = np.array(own).T
+        middle = [np.average(each, weights=weights) for each in (confidences, accuracies)]
+        points.append([*middle, weights.sum() / len(curves)])
+    return np.array(points).T
+
+
+def sentence(rows: Sequence[Record]) -> str:
+    """Say what the table rests on."""
+    families = trained(rows)
+    start = "ResNet-18 on CIFAR-10, {} epochs of one cycle up to {:g}, bf16, one {}, torch {},"
+    if not families:
+        row = next(row for row in rows if row["table"] == TABLE)
+        epochs = row["setting"].removeprefix("CIFAR-10, ").removesuffix(" epochs")
+        made = start.format(epochs, RATE, row["machine"].removeprefix("NVIDIA "), row["versions"]["torch"])
+        return (
+            f"{made} one seed, {row['date']}. Repeats with other seeds, whole batches, BatchEnsemble and thin masks are arms of the "
+            f"study that were not run, nor its own {EPOCHS} epochs."
+        )
+    made_of = [arm["row"] for arms in families.values() for arm in arms]
+    seeds = {ROWS[name]: len(arms) for name, arms in families.items()}
+    most = max(seeds.values())
+    fewer = "; ".join(f"{name}: {count}" for name, count in seeds.items() if count < most)
+    dates, first = sorted({row["date"] for row in made_of}), made_of[0]
+    made = start.format(asked_epochs(first), RATE, first["machine"].removeprefix("NVIDIA "), first["versions"]["torch"])
+    return (
+        f"{made} {most} seed{'s' if most > 1 else ''}{fewer and f' ({fewer})'}, {len(made_of)} arms in "
+        f"{sum(row['seconds'] for row in made_of) / 60:.0f} minutes, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
+        f"{' ± is half a 95 % interval over seeds.' if most > 1 else ''} BatchEnsemble and thin masks are arms of the study too."
+    )
+
+
+def batches_sentence(rows: Sequence[Record]) -> str:
+    """Say how often members saw an image with split and with whole batches, and what their accuracy was."""
+    families = trained(rows)
+    epochs = asked_epochs(families[DEEP][0]["row"])
+    scales, whole = scale_families(families), scale_families(families, WHOLE)
+    scale = max(whole if len(whole) > 1 else scales)
+    split, deep = (
+        _with_half(Summary(tuple(map(NUMBERS["mean member"], arms)))) for arms in (scales[scale], families[DEEP])
+    )
+    found = f"**Members see less of a split batch.** In {epochs} epochs a member of a masked network has then seen each image "
+    found += f"{epochs / NUM_MEMBERS:g} times, a member of the deep ensemble {epochs} times; at S = {scale:g} the mean accuracy of "
+    found += f"members is {split}, in the deep ensemble {deep}."
+    if len(whole) > 1:
+        seen = _with_half(Summary(tuple(map(NUMBERS["mean member"], whole[scale]))))
+        found += f" On whole batches, where each member sees every image in every epoch, it is {seen}."
+    return found
+
+
+def best_sentence(rows: Sequence[Record]) -> str:
+    """Say which row of the table has the highest accuracy, of how many, after how long a training."""
+    own = [row for row in rows if row["table"] == TABLE]
+    best = max(own, key=lambda row: float((row.get("means") or row["numbers"])["accuracy"]))
+    families = trained(rows)
+    epochs = asked_epochs(families[DEEP][0]["row"]) if families else own[0]["setting"].split()[1]
+    seeds = max(map(len, families.values()), default=1)
+    repeats = "one seed" if seeds == 1 else f"{seeds} seeds"
+    return f"{best['arm'][0]} was most accurate of {len(own)} arms with {epochs} epochs each, {repeats}"
+
+
+def judged_claims(rows: Sequence[Record]) -> dict[str, dict[str, Record]]:
+    """Return what replaces a claim's line, by table and text, for the claims on trained networks."""
+    families = trained(rows)
+    if not families:
+        return {}
+    scales, deep = scale_families(families), families[DEEP]
+    places, epochs = ", ".join(f"{scale:g}" for scale in scales), asked_epochs(deep[0]["row"])
+    common = {
+        "seeds": min(map(len, (*scales.values(), deep))),
+        "setting": f"CIFAR-10, ResNet-18, S = {places}, {epochs} epochs",
+        "command": "dissensus study masksembles --data DIR",
+    }
+    return {
+        "masksembles/what-the-document-says": {
+            claim.statement: {
+                "measured": [claim.measured.removesuffix(".")],
+                "verdict": claim.verdict,
+                "note": claim.verdict,
+                **common,
+            }
+            for claim in _dial_claims(scales, deep, "")
+        }
+    }

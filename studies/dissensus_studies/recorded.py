@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dissensus_studies.harness.arm_log import Record
-from dissensus_studies.harness.statistics import Summary
+from dissensus_studies.harness.statistics import Summary, ece_floor, typical_confidence
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -51,6 +51,27 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = 
     wide = " --- " in rule
     rows = ["|" + "".join(f" {cell} |" if cell or wide else " |" for cell in line) for line in (header, *lines)]
     return "\n".join([rows[0], rule, *rows[1:]])
+
+
+def fold(summary: str, text: str) -> str:
+    """Return a text in Markdown that a page shows when it is asked for."""
+    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
+
+
+def noise_sentence(arms: Mapping[str, Mapping[str, float]], images: int) -> str:
+    """Say how large a calibration error is by chance, and which arms are not told apart from the best one.
+
+    Of each arm `"accuracy"`, `"ECE"` and, where it is known, the `"floor"` of a calibrated model of its confidences.
+    """
+    floors = {
+        name: own.get("floor") or ece_floor(typical_confidence(own["accuracy"], images)) for name, own in arms.items()
+    }
+    best = min(arms, key=lambda name: arms[name]["ECE"])
+    noise = [name for name, own in arms.items() if name != best and own["ECE"] - arms[best]["ECE"] < floors[name]]
+    return (
+        f"A perfectly calibrated model of these accuracies has an ECE of {min(floors.values()):.3f} to {max(floors.values()):.3f} on "
+        f"{images} images, by chance alone. Within that noise of the least ({best}): {', '.join(noise) or 'none'}."
+    )
 
 
 def over(values: Iterable[float]) -> Summary:
@@ -95,6 +116,16 @@ def as_floats(value: Any) -> Any:
     if isinstance(value, list):
         return [as_floats(each) for each in value]
     return value if isinstance(value, str | bool | None) else float(value)
+
+
+def value_of(value: Any) -> float:
+    """Return a number of an arm's record, which has it with the ends of its interval, or alone where these are not known.
+
+    Example:
+        >>> value_of([0.9, 0.88, 0.92]), value_of(0.9)
+        (0.9, 0.9)
+    """
+    return float(value[0] if isinstance(value, list) else value)
 
 
 def framed(records: Sequence[Record]) -> pd.DataFrame:
@@ -437,22 +468,117 @@ def pretrained_claims(frame: pd.DataFrame) -> dict[str, Record]:
     }
 
 
+TEST_IMAGES = 10_000
+# Columns of the table of kinds: means over seeds with half their interval's width; then costs, which have none.
+_MEASURED = {
+    "accuracy": "test.accuracy",
+    "worst member": "worst",
+    "NLL": "test.nll",
+    "ECE": "test.ece",
+    "smooth ECE": "test.smooth_ece",
+    "corrupted": "corrupted.all.accuracy",
+}
+_COSTS = {"1000 images a second": ("images_a_second", 1e3, 0), "GB": ("bytes", 1e9, 1)}
+
+
+def budgets(rows: Sequence[Record]) -> dict[int, list[Record]]:
+    """Return the lines of kinds beside each other by the seconds that each was trained for, the longest first."""
+    found: dict[int, list[Record]] = {}
+    for row in rows:
+        setting = row["setting"]
+        full = not setting["quick"] and (setting["epochs"], setting["limit"]) == (None, None)
+        if row["table"] == "choosing/runs" and setting["data"] == "cifar10" and full:
+            found.setdefault(int(setting["seconds"]), []).append(row)
+    return dict(sorted(found.items(), reverse=True))
+
+
+def kinds(rows: Iterable[Record]) -> dict[str, pd.DataFrame]:
+    """Return the seeds of each kind and objective, the lowest NLL first."""
+    frame = framed([as_floats(row["numbers"]) for row in rows])
+    families = dict(iter(frame.groupby(frame["family"].str.removesuffix(", independent"), sort=False)))
+    return dict(sorted(families.items(), key=lambda each: each[1]["test.nll"].mean()))
+
+
 def kinds_table(rows: Sequence[Record]) -> str:
-    """Return kinds and objectives that trained for the same seconds, the lowest NLL first."""
+    """Return kinds and objectives that trained for the same seconds, and whose calibration is not told apart; shorter budgets folded."""
+    (_, longest), *shorter = ((seconds, kinds(own)) for seconds, own in budgets(rows).items())
+    # Within a list of names a comma stands between two.
+    arms = {
+        name.replace(",", ""): {"accuracy": seeds["test.accuracy"].mean(), "ECE": seeds["test.ece"].mean()}
+        for name, seeds in longest.items()
+    }
+    folded = (fold(f"The same in {seconds} seconds", _one_budget(families)) for seconds, families in shorter)
+    return "\n\n".join([_one_budget(longest), noise_sentence(arms, TEST_IMAGES), *folded])
+
+
+def _one_budget(families: Mapping[str, pd.DataFrame]) -> str:
     lines = []
-    for record in sorted(runs(rows, "choosing"), key=lambda each: each["test"]["nll"]):
-        test, best = record["test"], [max(record["auroc"][group].values()) for group in GROUPS]
-        shared = record["corrupted"]["all"]["accuracy"]
-        numbers = (test["accuracy"], min(record["members"]), test["nll"], test["ece"], shared)
-        epochs, speed = f"{record['training']['epochs']:.0f}", f"{record['images_a_second'] / 1000:.0f} 000"
-        lines.append([record["family"], epochs, *map(bare, numbers), " / ".join(map(bare, best)), speed])
-    header = ["kind, objective", "epochs", "accuracy", "worst member", "NLL", "ECE", "corrupted"]
-    return markdown([*header, "near / far, best score", "images a second"], lines)
+    for name, seeds in families.items():
+        numbers = [_over_seeds(seeds, column) for column in _MEASURED.values()]
+        best = [_over_seeds(seeds, seeds.filter(like=f"auroc.{group}.").mean().idxmax()) for group in GROUPS]
+        costs = [f"{seeds[n].mean() / unit:.{digits}f}" if n in seeds else "" for n, unit, digits in _COSTS.values()]
+        head = [name, str(len(seeds)), f"{seeds['training.epochs'].mean():.0f}"]
+        lines.append([*head, *numbers, " / ".join(best), *costs])
+    return markdown(["kind, objective", "seeds", "epochs", *_MEASURED, "near / far, best score", *_COSTS], lines)
 
 
-def scores_table(kinds: Sequence[Record], heads: Sequence[Record]) -> str:
-    """Return how each score detects on average: in all ensembles of the table, and in heads on a pretrained backbone that keep members."""
-    tabled, kept = framed(runs(kinds, "choosing")), pretrained(heads)
+def _over_seeds(seeds: pd.DataFrame, column: str) -> str:
+    """Return a column's mean over seeds; nothing where the record has none."""
+    found = seeds[column].dropna() if column in seeds else ()
+    return mean_text(over(found)) if len(found) else ""
+
+
+def kinds_points(rows: Sequence[Record]) -> dict[str, tuple[float, float]]:
+    """Return microseconds an image and NLL of what was trained for the longest budget."""
+    frame = framed([as_floats(row["numbers"]) for row in next(iter(budgets(rows).values()))])
+    frame["cost"] = 1e6 / frame["images_a_second"]
+    points = frame.groupby("family", sort=False)[["cost", "test.nll"]].mean()
+    return {str(family): (cost, nll) for family, cost, nll in points.itertuples()}
+
+
+def kinds_texts(rows: Sequence[Record], combinations: Sequence[str]) -> dict[str, str]:
+    """Return what the guide says around the table of kinds, by name, as far as it follows from the record.
+
+    `combinations` are all families of the study.
+    """
+    found = budgets(rows)
+    longest, *shorter = found
+    families = kinds(found[longest])
+    machines = " and ".join(sorted({row["machine"].removeprefix("NVIDIA ") for row in found[longest]}))
+    counts = sorted({len(seeds) for seeds in families.values()})
+    several = (
+        f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds; ± is half a 95 % interval over them."
+    )
+    repeats = "One seed: an anecdote." if counts == [1] else several
+    folded = f" ({', '.join(map(str, shorter))} in what is folded)" if shorter else ""
+    absent = [each for each in combinations if each.removesuffix(", independent") not in families]
+    names = list(families)
+    return {
+        "setting": f"CIFAR-10, ResNet-18, four members, one {machines}, bf16: **every arm trained for the same {longest} "
+        f"seconds**{folded}, in as many epochs as fit. {repeats}",
+        "figure": f"NLL on test images against the microseconds that a prediction of all members takes, after {longest} seconds of "
+        f"training; the lowest NLL have {'; '.join(names[:3])}, the highest {'; '.join(names[-3:])}",
+        "absent": f"In the study, but not in the table: {'; '.join(absent).replace(', independent', '') or 'nothing'}.",
+        "command": f"dissensus study choosing --seconds {longest} --repeats {counts[-1]}",
+        "compared": "; ".join(filter(None, (_compared(seconds, kinds(own)) for seconds, own in found.items()))),
+    }
+
+
+def _compared(seconds: int, families: Mapping[str, pd.DataFrame]) -> str:
+    """Say what one network, and four that share the time, are worth after so many seconds; nothing before both were run."""
+    if not families.keys() >= {"single", "deep"}:
+        return ""
+    both = [[_over_seeds(families[n], f"test.{m}") for m in ("accuracy", "nll", "ece")] for n in ("single", "deep")]
+    (accuracy, nll, ece), others = both
+    return f"in {seconds} seconds accuracy {accuracy}, NLL {nll}, ECE {ece}, and {', '.join(others)}"
+
+
+def scores_table(rows: Sequence[Record], heads: Sequence[Record]) -> str:
+    """Return how each score detects on average: in all ensembles of the table, and in heads on a pretrained backbone that keep members.
+
+    The table is that of the longest budget.
+    """
+    tabled, kept = pd.concat(kinds(next(iter(budgets(rows).values()))).values()), pretrained(heads)
     tabled = tabled[tabled["auroc.near.mutual_information"].notna()]
     guarded = kept["row"].str.startswith("ldr") & kept["row"].str.contains("share")
     kept = kept[(kept["setting.method"].isin(["deep", "joint"]) | guarded) & kept[f"auroc.near.{BMA}"].notna()]

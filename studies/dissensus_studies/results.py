@@ -2,7 +2,8 @@
 
 `studies/records/NAME.jsonl` has a line for each arm that was ever reported: its setting, seeds, machine, versions, seconds and all
 numbers; `"source"` is `"run"`, or `"page"` where the raw record is lost and only the page had the number. `claims.jsonl` has a line for
-each claim of the documents. `studies/pages` has the words around them and how tables and figures are laid out.
+each claim of the documents; those with a `"regime"` say what one that is not the document's says of it. `studies/pages` has the words
+around them and how tables and figures are laid out.
 
     python -m dissensus_studies.results                           # write the pages; `make results`
     python -m dissensus_studies.results add runs/masksembles      # add the arms of a run to the record of that name, and write
@@ -14,14 +15,16 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dissensus_studies import recorded
+from dissensus_studies import masksembles, recorded
+from dissensus_studies.choosing import COMBINATIONS, Setting
 from dissensus_studies.collusion import images, theory
 from dissensus_studies.deep_ensembles.regression import DRAWN, count_figure
 from dissensus_studies.deep_ensembles.uci import change_figure
@@ -36,8 +39,7 @@ from dissensus_studies.harness.figures import (
     sweeps,
     trade_figure,
 )
-from dissensus_studies.harness.statistics import ece_floor, typical_confidence
-from dissensus_studies.recorded import as_floats, markdown, pretrained, runs, template
+from dissensus_studies.recorded import as_floats, fold, markdown, noise_sentence, pretrained, template
 from dissensus_studies.tabular import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
 
 if TYPE_CHECKING:
@@ -77,10 +79,21 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
 
 
 # What runs say in place of lines of the record that only a page had, by study; and which claims they judge: by table, then by text.
-SHOWN_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], list[Record]]] = {"collusion": images.shown}
+SHOWN_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], list[Record]]] = {
+    "collusion": images.shown,
+    "masksembles": masksembles.shown,
+}
 JUDGED_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Mapping[str, Record]]]] = {
     "collusion": images.judged_claims,
     "diversification": recorded.judged_claims,
+    "masksembles": masksembles.judged_claims,
+}
+# Sentences of pages that say what a table rests on, by the name in a template.
+SENTENCES: Mapping[str, Callable[[Sequence[Record]], str]] = {
+    "collusion-resnet18": images.sentence,
+    "collusion-cnn": partial(images.sentence, table=f"{images.TABLE}-2"),
+    "masksembles": masksembles.sentence,
+    "masksembles-batches": masksembles.batches_sentence,
 }
 
 
@@ -103,28 +116,36 @@ def judged_claims(records: Path = RECORDS) -> str:
 def pages(records: Path = RECORDS) -> dict[str, str]:
     """Return the text of every page by its file name."""
     layouts, lines = json.loads(template("tables.json")), load("claims", records)
-    claims = [claim for claim in lines if "claim" in claim]
+    claims = documents_claims(lines)
     found = {}
     for name, figure in FIGURES.items():
         rows, own = shown(name, records), [claim for claim in claims if claim["table"].startswith(f"{name}/")]
-        text = "\n".join(_filled(line, rows, lines, layouts) for line in template(f"{name}.md").split("\n"))
+        words = _of_state(template(f"{name}.md").split("\n"), rows)
+        text = "\n".join(_filled(line, rows, lines, layouts) for line in words)
         found[f"{name}.md"] = folded(text, verdicts(own), figure)
     measured, trials = (read_records(records / f"{name}.jsonl") for name in ("tabular", "tabular-defaults"))
     found["claims.md"] = claims_page(claims)
     found["tabular.md"] = folded(write_report(measured, trials), f"{standing(measured)}\n\n{RANKS_FIGURE}")
     # The guide on what to choose, with its tables from the record.
-    kinds, heads = load("choosing", records), load("diversification", records)
+    kinds, heads, masks = (load(each, records) for each in ("choosing", "diversification", "masksembles"))
     short = sum(claim["verdict"] == VERDICTS[-1] for claim in claims)
     parts = {
+        **recorded.kinds_texts(kinds, [Setting(*each).family for each in COMBINATIONS]),
         "kinds": recorded.kinds_table(kinds),
         "scores": recorded.scores_table(kinds, heads),
+        "longer": masksembles.best_sentence(masksembles.shown(masks)),
         "claims": f"{short} of {len(claims)}",
     }
     guide = template("choosing.md")
     for name, part in parts.items():
         # Cells without spaces: the guide is read, and counted, in words.
-        guide = guide.replace(f"<!-- {name} -->", re.sub(r" ?\| ?", "|", part))
+        guide = guide.replace(f"<!-- {name} -->", re.sub(r" ?(\||(?<=\d )±(?= [.\d])) ?", r"\1", part))
     return found | {"../choosing.md": guide}
+
+
+def documents_claims(lines: Iterable[Record]) -> list[Record]:
+    """Return the lines of `claims.jsonl` that are a document's claims in its own regime; others, which name theirs, repeat some in ours."""
+    return [line for line in lines if "claim" in line and "regime" not in line]
 
 
 def folded(page: str, opening: str = "", figure: str = "") -> str:
@@ -135,15 +156,11 @@ def folded(page: str, opening: str = "", figure: str = "") -> str:
     first, _, others = head.strip().partition("\n\n")
     parts = [title, first, opening, shown]
     if others.strip():
-        parts.append(_fold("How it was done", others.strip()))
+        parts.append(fold("How it was done", others.strip()))
     for section in sections:
         name = section.partition("\n")[0].strip()
-        parts.append(_fold(name, f"## {section.strip()}"))
+        parts.append(fold(name, f"## {section.strip()}"))
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _fold(summary: str, text: str) -> str:
-    return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
 
 
 def verdicts(claims: Sequence[Record]) -> str:
@@ -151,7 +168,7 @@ def verdicts(claims: Sequence[Record]) -> str:
     ordered = sorted(claims, key=lambda claim: claim["verdict"] == VERDICTS[-1])
     parts = [f"**{len(claims)} claims: {_counted(claims)}.**", _short_table(ordered[:SHOWN])]
     if len(ordered) > SHOWN:
-        parts.append(_fold(f"The other {len(ordered) - SHOWN} claims", _short_table(ordered[SHOWN:])))
+        parts.append(fold(f"The other {len(ordered) - SHOWN} claims", _short_table(ordered[SHOWN:])))
     return "\n\n".join(parts)
 
 
@@ -167,6 +184,15 @@ def _short_table(claims: Sequence[Record]) -> str:
     return markdown(("claim", "verdict", "measured", "seeds"), lines)
 
 
+def _of_state(lines: Iterable[str], rows: Sequence[Record]) -> Iterator[str]:
+    """Leave out the lines of a template that speak of numbers of the other source: `<!-- if run -->` and `<!-- if page -->` begin them."""
+    by_runs = any(row.get("source") == "run" and not row["table"].endswith("/runs") for row in rows)
+    for line in lines:
+        start = f"<!-- if {'run' if by_runs else 'page'} -->"
+        if line.startswith(start) or not line.startswith("<!-- if "):
+            yield line.removeprefix(start)
+
+
 def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts: Mapping[str, Any]) -> str:
     """Return a line of a template with its numbers, or what a comment asks for.
 
@@ -177,13 +203,14 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return _NUMBER.sub(lambda found: _number(rows, *found.groups()), line)
     kind, name = words[1:3]
     if kind == "runs":
-        if name in recorded.TABLES:
-            return recorded.TABLES[name](pretrained(rows))
-        return images.sentence(rows, {"collusion-resnet18": images.TABLE, "collusion-cnn": f"{images.TABLE}-2"}[name])
+        return SENTENCES[name](rows) if name in SENTENCES else recorded.TABLES[name](pretrained(rows))
     if kind == "made":
         return recorded.made(_of_table(rows, name))
     if kind == "floor":
-        return floor_sentence(_of_table(rows, name), int(words[3]))
+        own = _of_table(rows, name)
+        return noise_sentence(
+            {row["arm"][0]: row.get("means") or as_floats(row["numbers"]) for row in own}, int(words[3])
+        )
     return table_of(_of_table(claims if kind == "claims" else rows, name), layouts[name])
 
 
@@ -233,23 +260,13 @@ def _cell(row: Record, name: str, pattern: str, style: str) -> str:
     return f"**{text}**" if name in row.get("best", ()) else text
 
 
-def floor_sentence(rows: Sequence[Record], images: int) -> str:
-    """Say how large a calibration error is by chance, and which arms are not told apart from the best one."""
-    arms = {row["arm"][0]: as_floats(row["numbers"]) for row in rows}
-    floors = {name: ece_floor(typical_confidence(own["accuracy"], images)) for name, own in arms.items()}
-    best = min(arms, key=lambda name: arms[name]["ECE"])
-    noise = [name for name, own in arms.items() if name != best and own["ECE"] - arms[best]["ECE"] < floors[name]]
-    return (
-        f"A perfectly calibrated model of these accuracies has an ECE of {min(floors.values()):.3f} to {max(floors.values()):.3f} on "
-        f"{images} images, by chance alone. Within that noise of the least ({best}): {', '.join(noise) or 'none'}."
-    )
-
-
 def diversity_figure(rows: Sequence[Record], num_classes: int = 10) -> "matplotlib.figure.Figure":
     """Draw the arms of the Masksembles study, diversity against accuracy, below two members that err independently."""
     from dissensus import metrics
 
-    arms = {row["arm"][0].split(",")[0]: row["numbers"] for row in rows}
+    # Those on whole batches are rows of the table only.
+    own = (row for row in rows if not row["arm"][0].endswith(masksembles.WHOLE))
+    arms = {row["arm"][0].split(",")[0]: row.get("means") or row["numbers"] for row in own}
     points = {name: (float(own["mean member"]), float(own["diversity"])) for name, own in arms.items()}
     grid = np.linspace(min(points.values())[0], max(points.values())[0], 51).tolist()
     upper = [metrics.diversity_bounds(place, place, num_classes).upper for place in grid]
@@ -317,16 +334,15 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 def figures() -> "dict[str, matplotlib.figure.Figure]":
     """Draw the figures of the pages from the record, by file name."""
-    heads, masks, deep = load("diversification"), load("masksembles"), load("deep-ensembles")
-    kinds, layouts = runs(load("choosing"), "choosing"), json.loads(template("figures.json"))
+    heads, masks, deep = load("diversification"), shown("masksembles"), load("deep-ensembles")
+    layouts = json.loads(template("figures.json"))
     strengths = drawn_lines(heads, "diversification/figure-strength")
     worst, detected = (strengths[title] for title in ("worst member's accuracy", "AUROC of PDS, severity 5"))
-    costs = {k["family"]: (1e6 / k["images_a_second"], k["test"]["nll"]) for k in kinds}
     changes = _of_table(deep, "deep-ensembles/figure-uci")
     found = {
-        "claims": verdict_figure([claim for claim in load("claims") if "claim" in claim]),
+        "claims": verdict_figure(documents_claims(load("claims"))),
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
-        "choosing": pareto(costs, layouts["names beside points"]),
+        "choosing": pareto(recorded.kinds_points(load("choosing")), layouts["names beside points"]),
         "masksembles-diversity": diversity_figure(_of_table(masks, "masksembles/diversity-and-calibration")),
         "diversification-guard": recorded.guard_figure(pretrained(heads)),
         "diversification-strength": sweeps(strengths, "strength", level="deep ensemble"),

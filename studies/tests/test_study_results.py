@@ -4,7 +4,7 @@ import json
 from decimal import Decimal
 
 import pytest
-from dissensus_studies import recorded, results
+from dissensus_studies import masksembles, recorded, results
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 
 
@@ -174,6 +174,183 @@ def test_the_floor_of_the_calibration_error_is_that_of_one_bin_where_all_are_equ
     # E|mean error| of a coin with p = .8: sqrt(2 p (1 - p) / (pi n)).
     assert ece_floor([0.8] * 4000) == pytest.approx((2 * 0.8 * 0.2 / (3.141593 * 4000)) ** 0.5, rel=0.15)
     assert ece_floor(typical_confidence(0.9, 1000)) > 2 * ece_floor(typical_confidence(0.9, 10_000))
+
+
+def _copied(folder, left_out):
+    """Copy the record without the lines of a table."""
+    for path in results.RECORDS.glob("*.jsonl"):
+        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if f'"{left_out}"' not in line]
+        (folder / path.name).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+
+
+def _ran(folder, name, arms):
+    """Write the arms of a run, and add them to the record."""
+    run = folder / name
+    run.mkdir(exist_ok=True)
+    (run / "arms.jsonl").write_text("".join(json.dumps(arm) + "\n" for arm in arms))
+    assert results.add(run, folder) == len(arms)
+
+
+MADE = {"date": "2026-11-19", "torch": "2.11", "device": "NVIDIA H200"}
+
+
+def _masked_arm(setting, ece=0.02, floor=0.005, seed=0, epochs=None, quick=False):
+    """Return an arm of the study of masks whose diversity rises by a tenth with each step of S."""
+    setting = masksembles.MaskSetting(*setting, seed=seed)
+    scale = setting.scale or 1.0
+    diversity = {"deep": 0.8, "dropout": 0.5, "masks": 0.1 * (scale - 1)}[setting.kind]
+    accuracy = {"deep": 0.95, "dropout": 0.92, "masks": 0.94 - 0.01 * scale}[setting.kind] + 0.001 * seed
+    accuracy += 0.005 * (setting.batches == "whole")
+    curve = {"confidence": [0.5, 0.9 + 0.02 * seed], "accuracy": [0.4, 0.8], "weight": [0.25, 0.75]}
+    record = {
+        "setting": vars(setting),
+        "family": setting.family,
+        "test": {"accuracy": [accuracy, accuracy - 0.005, accuracy + 0.005], "nll": [0.2, None, None]},
+        "members": [accuracy - 0.01] * 4,
+        "auroc": {"near": {"mean_energy": [0.9, None, None]}, "far": {"mean_energy": [0.91, 0.9, 0.92]}},
+        **{"diversity": diversity, "ece": ece, "member_ece": 0.04, "ece_floor": floor},
+        **{"curve": curve, "member_curve": curve, "arm_seconds": 90.0, "made": MADE},
+    }
+    settings = {"data": "cifar10", "epochs": epochs, "limit": None, "quick": quick, "images": 40000}
+    return {"arm": setting.name, "settings": settings, "record": record}
+
+
+DIAL = {("masks", scale): 0.04 - 0.005 * scale for scale in masksembles.SCALES}
+
+
+def test_masks_that_were_not_trained_to_the_end_leave_the_page_as_it_was(tmp_path):
+    _copied(tmp_path, "masksembles/runs")
+    before, claims = results.pages(tmp_path)["masksembles.md"], results.judged_claims(tmp_path)
+    ends = [("deep",), ("masks", 1.0), ("masks", 5.0)]
+    _ran(tmp_path, "masksembles", [_masked_arm(each) for each in ends[:2]])
+    _ran(tmp_path, "masksembles-short", [_masked_arm(each, epochs=12) for each in ends])
+    _ran(tmp_path, "masksembles-quick", [_masked_arm(each, quick=True) for each in ends])
+    assert results.pages(tmp_path)["masksembles.md"] == before
+    assert results.judged_claims(tmp_path) == claims
+
+
+def test_masks_that_were_trained_to_the_end_replace_what_only_the_page_had(tmp_path):
+    _copied(tmp_path, "masksembles/runs")
+    arms = [_masked_arm(each, ece, seed=seed) for seed in range(2) for each, ece in DIAL.items()]
+    arms += [_masked_arm(("deep",), 0.012, seed=seed) for seed in range(2)]
+    arms += [_masked_arm(("dropout",)), _masked_arm(("masks", 5.0, True, "whole")), _masked_arm(("masks", 2.0, False))]
+    _ran(tmp_path, "masksembles-h200", arms)
+    (tmp_path / "claims.jsonl").write_text(results.judged_claims(tmp_path), encoding="utf-8")
+    page = results.pages(tmp_path)["masksembles.md"]
+    assert (
+        "40 epochs of one cycle up to 0.1, bf16, one H200, torch 2.11, 2 seeds (masks S = 5, whole batches: 1; MC"
+        in page
+    )
+    assert "14 arms in 21 minutes, 2026-11-19. ± is half a 95 % interval over seeds." in page
+    assert "| masks S = 5 | 0.891 ± 0.006 | 0.881 ± 0.006 | 0.400 ± 0.000 | 0.015 ± 0.000 |" in page
+    assert "| masks S = 5, whole batches | 0.895 | 0.885 | 0.400 | 0.020 | 0.040 | 0.200 | 0.900 / 0.910 |" in page
+    assert "an ECE of 0.005 to 0.005 on 10000 images" in page
+    assert "Within that noise of the least (deep ensemble): masks S = 5." in page
+    assert "seen each image 10 times, a member of the deep ensemble 40 times; at S = 5 the mean accuracy of" in page
+    assert "12 epochs" not in page.replace("dissensus study", "")
+    assert "thin masks S" not in page
+    assert "<!--" not in page
+    assert (
+        "deep ensemble was most accurate of 8 arms with 40 epochs each, 2 seeds"
+        in results.pages(tmp_path)["../choosing.md"]
+    )
+    claims = {claim["claim"]: claim for claim in results.load("claims", tmp_path) if "claim" in claim}
+    verdicts = {text: claims[text]["verdict"] for text in claims if claims[text].get("document") == "000"}
+    assert list(verdicts.values()) == [
+        "reproduced",
+        "reproduced",
+        "reproduced",
+        "not reproduced",
+        "reproduced",
+        "reproduced",
+    ]
+    rises = claims["Diversity rises with S."]
+    assert (rises["seeds"], rises["setting"]) == (2, "CIFAR-10, ResNet-18, S = 1, 2, 3, 4, 5, 40 epochs")
+
+
+def test_calibration_errors_of_masks_that_chance_alone_gives_are_within_noise(tmp_path):
+    _copied(tmp_path, "masksembles/runs")
+    arms = [_masked_arm(each, ece, floor=0.1) for each, ece in {**DIAL, ("deep",): 0.012}.items()]
+    _ran(tmp_path, "masksembles", arms)
+    found = masksembles.judged_claims(results.load("masksembles", tmp_path))["masksembles/what-the-document-says"]
+    noise = {"The calibration error falls with S.", "It falls towards that of the deep ensemble."}
+    assert {text for text, claim in found.items() if claim["verdict"] == "within noise"} == noise
+
+
+def test_figures_of_masks_are_drawn_of_the_arms_of_runs(tmp_path):
+    _copied(tmp_path, "masksembles/runs")
+    arms = [_masked_arm(each, ece, seed=seed) for seed in range(2) for each, ece in {**DIAL, ("deep",): 0.01}.items()]
+    _ran(tmp_path, "masksembles", [*arms, _masked_arm(("masks", 5.0, True, "whole"))])
+    rows = results.shown("masksembles", tmp_path)
+    gaps, accuracies = results.page_figures(rows)["masksembles-calibration"].axes
+    names = [line.get_label() for line in gaps.lines if not line.get_label().startswith("_")]
+    assert names == [
+        "single network, ECE 0.040",
+        *(f"masks S = {s}, ECE {0.04 - 0.005 * s:.3f}" for s in (2, 3, 4, 5)),
+        "deep ensemble, ECE 0.010",
+    ]
+    # Two seeds with confidences .9 and .92 in one bin.
+    assert gaps.lines[1].get_ydata().tolist() == pytest.approx([-0.025, -0.0825])
+    assert accuracies.lines[1].get_xdata().tolist() == pytest.approx([0.5, 0.91])
+    drawn = results.diversity_figure([row for row in rows if row["table"] == masksembles.TABLE])
+    assert {text.get_text() for text in drawn.axes[0].texts} >= {"masks S = 1", "masks S = 5", "deep ensemble"}
+    assert not any("whole" in text.get_text() for text in drawn.axes[0].texts)
+
+
+def _kind_arm(family, nll, seconds, seed=0):
+    test = {"accuracy": 0.9, "nll": nll + 0.01 * seed, "ece": 0.01 + 0.1 * nll, "smooth_ece": 0.01}
+    several = {} if family.startswith("single") else {"bma": 0.8, "mutual_information": 0.7}
+    auroc = {group: {"mean_energy": 0.85, **several} for group in ("near", "far")}
+    record = {
+        "setting": {"kind": family.split(",")[0], "objective": family.split(", ")[1], "seed": seed},
+        "family": family,
+        "members": [0.89, 0.9],
+        **{"test": test, "auroc": auroc, "corrupted": {"all": {"accuracy": 0.7}}},
+        **{"training": {"epochs": 8}, "images_a_second": 28_000.0, "made": MADE, "arm_seconds": seconds},
+    }
+    settings = {"data": "cifar10", "epochs": None, "limit": None, "quick": False, "images": 40000, "seconds": seconds}
+    return {"arm": f"{family} seed={seed}", "settings": settings, "record": record}
+
+
+def test_kinds_have_a_table_for_each_budget_the_longest_first(tmp_path):
+    _copied(tmp_path, "choosing/runs")
+    families = [results.Setting(*each).family for each in results.COMBINATIONS]
+    for seconds in (90.0, 30.0):
+        arms = [
+            _kind_arm(family, 0.2 + 0.01 * place, seconds, seed)
+            for place, family in enumerate(families)
+            for seed in range(2 if family == "swag, independent" else 3)
+            if (family, seconds) != ("mimo, independent", 90.0)
+        ]
+        _ran(tmp_path, f"choosing-{seconds:g}", arms)
+    page = results.pages(tmp_path)["../choosing.md"]
+    first, folded = page.split("<details")
+    assert (
+        "**every arm trained for the same 90 seconds** (30 in what is folded), in as many epochs as fit. 2 to 3 seeds; ±"
+        in first
+    )
+    row = "|deep|3|8|.900±.000|.890±.000|.210±.025|.030±.000|.010±.000|.700±.000|.850±.000 / .850±.000|28||"
+    assert row in first
+    assert "|mimo|" not in first
+    assert "|mimo|3|" in folded
+    assert "In the study, but not in the table: mimo." in folded
+    assert "<summary>The same in 30 seconds</summary>" in folded
+    assert "--seconds 90 --repeats 3" in folded
+    assert "Within that noise of the least (deep): single" in first
+    assert set(recorded.kinds_points(results.load("choosing", tmp_path))) == {*families} - {"mimo, independent"}
+    assert len(page.split()) <= 1000
+
+
+def test_what_a_regime_of_ours_says_of_a_claim_counts_as_none_of_the_document_s():
+    lines = results.load("claims")
+    ours = [line["claim"] for line in lines if "regime" in line]
+    assert len(ours) == 10
+    claims = results.documents_claims(lines)
+    assert not any("regime" in claim for claim in claims)
+    pages = results.pages()
+    assert f"make {len(claims)} claims" in pages["claims.md"]
+    assert "networks trained apart cannot be averaged" not in pages["claims.md"]
+    assert all(f"| {text} |" in pages["diversification.md"].split("### Every method")[1] for text in ours)
 
 
 def test_every_line_of_a_figure_is_drawn_from_the_record():
