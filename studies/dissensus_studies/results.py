@@ -16,12 +16,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dissensus_studies import recorded
+from dissensus_studies.anchoring import recorded as anchoring
 from dissensus_studies.collusion import images, theory
 from dissensus_studies.deep_ensembles.regression import DRAWN, count_figure
 from dissensus_studies.deep_ensembles.uci import change_figure
@@ -77,10 +79,21 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
 
 
 # What runs say in place of lines of the record that only a page had, by study; and which claims they judge: by table, then by text.
-SHOWN_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], list[Record]]] = {"collusion": images.shown}
+SHOWN_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], list[Record]]] = {
+    "anchoring": anchoring.shown,
+    "collusion": images.shown,
+}
 JUDGED_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Mapping[str, Record]]]] = {
+    "anchoring": anchoring.judged_claims,
     "collusion": images.judged_claims,
     "diversification": recorded.judged_claims,
+}
+
+# What tables rest on, in words, by the name in a template's `<!-- runs NAME -->`.
+SENTENCES: Mapping[str, Callable[[Sequence[Record]], str]] = {
+    "anchoring": anchoring.sentence,
+    "collusion-resnet18": images.sentence,
+    "collusion-cnn": partial(images.sentence, table=f"{images.TABLE}-2"),
 }
 
 
@@ -176,7 +189,7 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
     if kind == "runs":
         if name in recorded.TABLES:
             return recorded.TABLES[name](pretrained(rows))
-        return images.sentence(rows, {"collusion-resnet18": images.TABLE, "collusion-cnn": f"{images.TABLE}-2"}[name])
+        return SENTENCES[name](rows)
     if kind == "floor":
         return floor_sentence(_of_table(rows, name), int(words[3]))
     return table_of(_of_table(claims if kind == "claims" else rows, name), layouts[name])
