@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dissensus_studies import masksembles, recorded
+from dissensus_studies.anchoring import recorded as anchoring
 from dissensus_studies.choosing import COMBINATIONS, Setting
 from dissensus_studies.collusion import images, theory
 from dissensus_studies.deep_ensembles.regression import DRAWN, count_figure
@@ -80,16 +81,19 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
 
 # What runs say in place of lines of the record that only a page had, by study; and which claims they judge: by table, then by text.
 SHOWN_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], list[Record]]] = {
+    "anchoring": anchoring.shown,
     "collusion": images.shown,
     "masksembles": masksembles.shown,
 }
 JUDGED_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Mapping[str, Record]]]] = {
+    "anchoring": anchoring.judged_claims,
     "collusion": images.judged_claims,
     "diversification": recorded.judged_claims,
     "masksembles": masksembles.judged_claims,
 }
 # Sentences of pages that say what a table rests on, by the name in a template.
 SENTENCES: Mapping[str, Callable[[Sequence[Record]], str]] = {
+    "anchoring": anchoring.sentence,
     "collusion-resnet18": images.sentence,
     "collusion-cnn": partial(images.sentence, table=f"{images.TABLE}-2"),
     "masksembles": masksembles.sentence,

@@ -2,8 +2,10 @@
 
 import json
 from decimal import Decimal
+from itertools import product
 
 import pytest
+from anchoring_records import record
 from dissensus_studies import masksembles, recorded, results
 from dissensus_studies.harness.statistics import ece_floor, typical_confidence
 
@@ -99,9 +101,7 @@ def test_arms_of_a_run_are_added_once_with_what_made_them(tmp_path):
 
 
 def test_arms_of_images_replace_what_only_the_page_had(tmp_path):
-    for path in results.RECORDS.glob("*.jsonl"):
-        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if '"collusion/runs"' not in line]
-        (tmp_path / path.name).write_text("\n".join(rows) + "\n", encoding="utf-8")
+    _without_runs("collusion", tmp_path)
     run = tmp_path / "collusion-images"
     run.mkdir()
     before = results.pages(tmp_path)["collusion.md"]
@@ -126,9 +126,7 @@ def test_arms_of_images_replace_what_only_the_page_had(tmp_path):
 
 
 def test_arms_of_the_small_network_that_stop_early_are_at_the_document_s_length(tmp_path):
-    for path in results.RECORDS.glob("*.jsonl"):
-        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if '"collusion/runs"' not in line]
-        (tmp_path / path.name).write_text("\n".join(rows) + "\n", encoding="utf-8")
+    _without_runs("collusion", tmp_path)
     run = tmp_path / "collusion-images"
     run.mkdir()
     with open(run / "arms.jsonl", "w") as file:
@@ -148,6 +146,111 @@ def test_arms_of_the_small_network_that_stop_early_are_at_the_document_s_length(
     assert (between["verdict"], between["seeds"]) == ("reproduced", 2)
     assert claims["Joint training is poor for the CNN, five members (figure 15)."]["verdict"] == "reproduced"
     assert claims["… ten members (figure 15)."]["verdict"] == results.VERDICTS[-1]
+
+
+def _without_runs(study, folder):
+    """Copy the records without what runs of a study measured."""
+    for path in results.RECORDS.glob("*.jsonl"):
+        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if f'"{study}/runs"' not in line]
+        (folder / path.name).write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def _add(arms, run, records):
+    """Add arms of a run, judge the claims, and return the page and the claims by text."""
+    run.mkdir(exist_ok=True)
+    (run / "arms.jsonl").write_text("".join(json.dumps(arm) + "\n" for arm in arms))
+    assert results.add(run, records) == len(arms)
+    (records / "claims.jsonl").write_text(results.judged_claims(records), encoding="utf-8")
+    claims = [claim for claim in results.load("claims", records) if claim["table"] == "anchoring/claims"]
+    return results.pages(records)["anchoring.md"], {claim["claim"]: claim for claim in claims if "claim" in claim}
+
+
+class TestAnchoring:
+    """Networks of the document's 200 epochs fill the page and judge the claims; all else leaves both as they are."""
+
+    @pytest.fixture
+    def records(self, tmp_path):
+        folder = tmp_path / "records"
+        folder.mkdir()
+        _without_runs("anchoring", folder)
+        return folder
+
+    @pytest.mark.parametrize(
+        "changes", [{"rows": ("plain",)}, {"epochs": 30}, {"limit": 100}, {"together": True}], ids=str
+    )
+    def test_what_is_not_enough_changes_nothing(self, changes, records, tmp_path):
+        before = results.pages(records)["anchoring.md"], (records / "claims.jsonl").read_text(encoding="utf-8")
+        page, _ = _add(_anchored_arms(**changes), tmp_path / "anchoring", records)
+        assert (page, (records / "claims.jsonl").read_text(encoding="utf-8")) == before
+
+    def test_networks_of_the_document_s_length_fill_the_page(self, records, tmp_path):
+        page, claims = _add(_anchored_arms(), tmp_path / "anchoring", records)
+        assert (
+            "**Ours on CIFAR-10 are means over 2 seeds of 200 epochs, as the document's**: 8 networks in 40 minutes"
+            in page
+        )
+        assert "short runs**: 10 epochs" not in page
+        # Table 6: the document's and ours, no short run between; table 7; probes; accuracy by severity.
+        assert "| resnet18 | plain | 97.40 |  | 94.63 |  | 94.05 | 90.50 | 87.49 |" in page
+        assert "| resnet18 | alpha=0.125 | 98.19 |  | 96.55 |  | 96.12 |  | 91.47 |" in page
+        assert "| resnet18 | alpha=0.25 | 0.040 | 0.051 | 0.060 | 0.051 |" in page
+        assert "| resnet18 | alpha=0.25 |  | 60.00 |  |  |  |" in page
+        assert "| resnet18 | alpha=0.25 tail=1 diagonal | 2 | 0.701 |" in page
+        first = claims["Masked anchoring lowers the smooth ECE under corruption."]
+        assert (first["verdict"], first["seeds"]) == ("reproduced", 2)
+        assert first["measured"] == ["plain 0.1010, alpha=0.25 0.0510 (2 runs, noise of a difference up to 0.0028)"]
+        assert "200 epochs" in first["setting"]
+        assert claims["Masked anchoring keeps clean accuracy (within one point)."]["verdict"] == "not reproduced"
+        assert claims["Masking detects unknown images better than a plain network."]["verdict"] == "within noise"
+        assert claims["Hard-delta mining costs accuracy under corruption."]["verdict"] == "within noise"
+        drawn = results.page_figures(results.shown("anchoring", records))["anchoring-alpha"].axes
+        assert drawn[0].lines[0].get_xdata().tolist() == [0.0, 0.25]
+        assert drawn[0].lines[0].get_ydata().tolist() == pytest.approx([0.951, 0.931])
+
+    def test_mining_needs_the_masked_network_only(self, records, tmp_path):
+        before = results.pages(records)["anchoring.md"]
+        arms = _anchored_arms(rows=("alpha=0.25", "alpha=0.25 tail=1 diagonal"))
+        page, claims = _add(arms, tmp_path / "anchoring", records)
+        tables = [text.split("<summary>Claims")[0].split("How ours are measured")[1] for text in (before, page)]
+        assert tables[0] == tables[1]
+        assert claims["Hard-delta mining raises AUROC."]["verdict"] == "within noise"
+
+    def test_another_known_set_has_tables_and_claims_of_its_own(self, records, tmp_path):
+        page, claims = _add(_anchored_arms(data="cifar100"), tmp_path / "anchoring-cifar100", records)
+        assert "short runs**: 10 epochs" in page
+        assert "Ours on CIFAR-100 are means over 2 seeds" in page
+        assert "| resnet18 | alpha=0.25 | 0.080 | 0.051 | 0.110 | 0.051 |" in page
+        judged = claims["Masked anchoring lowers the smooth ECE under corruption (CIFAR-100)."]
+        assert (judged["verdict"], judged["command"]) == (
+            "reproduced",
+            "dissensus study anchoring --data DIR --known cifar100",
+        )
+        assert "alpha=0.25; 200 epochs" in judged["setting"]
+
+
+ROWS = ("plain", "anchored", "alpha=0.25", "alpha=0.25 tail=1 diagonal")
+
+
+def _anchored_arms(rows=ROWS, epochs=200, data="cifar10", limit=None, together=False):
+    """Return arms of two seeds: masked ones are less accurate, better calibrated under corruption, and detect as plain ones do."""
+    arms = []
+    settings = {"data": data, "epochs": None, "limit": limit, "quick": False, "images": 40000}
+    for row, seed in product(rows, range(2)):
+        masked = row.startswith("alpha")
+        more = 0.002 * seed
+        found = record(0.95 - 0.02 * masked + more, 0.7 + more, 0.1 - 0.05 * masked + more)
+        found["auroc"]["isun"]["mean_energy"] = [0.9 + 0.01 * seed, 0.89, 0.91]
+        found["adaptation"]["dtd"]["accuracy"] = 0.5 + 0.1 * masked
+        found |= {
+            "row": row,
+            "setting": {"architecture": "resnet18", "alpha": 0.25 if masked else 0.0, "seed": seed},
+            "training": {"epochs": epochs, "history": {"loss": [1.0]}},
+            "arm_seconds": 300.0,
+            "made": {"date": "2026-11-19", "torch": "2", "device": "a GPU"},
+        }
+        found |= {"together": {"nets": 2, "references": 5}} if together else {}
+        arms.append({"arm": f"resnet18 {row} seed={seed}", "settings": settings, "record": found})
+    return arms
 
 
 def _joint_arm(beta, seed, architecture="resnet18"):

@@ -109,7 +109,7 @@ def anchoring_claims(records: Rows) -> list[Claim]:
     claims = []
     for architecture in dict.fromkeys(architecture for architecture, _ in records):
         rows = {row: found for (other, row), found in records.items() if other == architecture}
-        claims += [Claim(c.statement, f"{architecture}: {c.measured}", c.verdict) for c in _claims(rows)]
+        claims += [Claim(c.statement, f"{architecture}: {c.measured}", c.verdict) for c in claims_of(rows)]
     return claims
 
 
@@ -122,21 +122,35 @@ _MASKED_CLAIMS = (
     ("Masking detects unknown images better than a plain network.", DETECTION, "plain", "higher"),
     ("Masked networks adapt better (linear probes).", PROBES, "plain", "higher"),
 )
+# The same, of every two masking probabilities; and of mining beside none.
+_PROBABILITY_CLAIMS = (
+    ("The smooth ECE under corruption falls with the masking probability.", CALIBRATION, "lower"),
+    ("Accuracy under corruption grows with the masking probability.", ROBUSTNESS, "higher"),
+)
+_MINING_CLAIMS = (
+    ("Hard-delta mining raises AUROC.", DETECTION, "higher"),
+    ("Hard-delta mining costs accuracy under corruption.", ROBUSTNESS, "lower"),
+)
 
 
-def _claims(rows: Mapping[str, Records]) -> Iterator[Claim]:
+def claims_of(rows: Mapping[str, Records]) -> Iterator[Claim]:
+    """Judge the document's statements about networks of one architecture, by row."""
     for statement, quality, against, expected in _MASKED_CLAIMS:
         yield from _judged(statement, quality, rows, [(against, row) for row in MASKED], expected)
     order = [row for row in ("anchored", *MASKED) if row in rows]
     if len(order) > 2:
-        statement = "Accuracy under corruption grows with the masking probability."
-        yield from _judged(statement, ROBUSTNESS, rows, list(combinations(order, 2)), "higher")
-    for tails in dict.fromkeys(row.split()[-1] for row in rows if "tail=" in row):
-        mined = [row for row in rows if "tail=" in row and row.endswith(f" {tails}")]
-        pairs = [("alpha=0.25", max(mined, key=lambda row: float(row.split("tail=")[1].split()[0])))]
-        mining = f"Hard-delta mining ({tails} tails)"
-        yield from _judged(f"{mining} raises AUROC.", DETECTION, rows, pairs, "higher")
-        yield from _judged(f"{mining} costs accuracy under corruption.", ROBUSTNESS, rows, pairs, "lower")
+        for statement, quality, expected in _PROBABILITY_CLAIMS:
+            yield from _judged(statement, quality, rows, list(combinations(order, 2)), expected)
+    # Of each way to find tails, the largest weight.
+    mined: dict[str, str] = {}
+    for row in sorted((row for row in rows if "tail=" in row), key=_tail_weight):
+        mined[row.split()[-1]] = row
+    for statement, quality, expected in _MINING_CLAIMS:
+        yield from _judged(statement, quality, rows, [("alpha=0.25", row) for row in mined.values()], expected)
+
+
+def _tail_weight(row: str) -> float:
+    return float(row.split("tail=")[1].split()[0])
 
 
 def _judged(
@@ -153,7 +167,7 @@ def _judged(
         gains = [{"higher": gain, "lower": -gain, "kept": gain + KEPT}[expected] for gain in gains]
         told = [None if abs(gain) <= noise else gain > 0 for gain, noise in zip(gains, noises, strict=True)]
         holds = dict(zip((f"{base} to {other}" for base, other in pairs), told, strict=True))
-        numbers = "; ".join(f"{row} {mean:.4f}" for row, mean in means.items())
+        numbers = ", ".join(f"{row} {mean:.4f}" for row, mean in means.items())
         runs = min(len(rows[row]) for row in means)
         text = f"{numbers} ({runs} run{'s' if runs > 1 else ''}, noise of a difference up to {max(noises):.4f})"
         yield Claim(statement, text, over_cases(holds))
