@@ -28,6 +28,8 @@ SETS = {"isun": "iSUN", "textures": "textures", "scenes": "scenes"}
 # Mean numbers of different answers, on test images and on CIFAR-10.
 KNOWN, OTHER = "unique.test", "unique.cifar10"
 GROUPS = ("near", "far")
+# Of networks that were trained to the end; and the best near and far AUROC of OpenOOD's CIFAR-10 board, of detectors after training.
+ENDED_EPOCHS, OPEN_OOD = 200, (".911", ".947")
 # What detection is judged on: corrupted images by severity, and averages over unknown sets.
 PARTS = {"C-1": "severity 1", "C-5": "severity 5", "near": "near", "far": "far"}
 _GUIDED, _INDEPENDENT = "ldr=0.5 none A=2 M=5", "deep M=5"
@@ -167,7 +169,8 @@ def _name(own: pd.DataFrame) -> str:
         name = f"{active:.0f} of {first['setting.num_members']:.0f} drawn, strength 0"
     elif active > 2:
         name += f", {active:.0f} drawn"
-    return name if first["setting.layers"] == 2 else f"{name}, {first['setting.layers']:.0f} layer(s)"
+    layers = {1: ", one layer", 3: ", three layers"}
+    return name + layers.get(first["setting.layers"], "")
 
 
 def methods_table(frame: pd.DataFrame) -> str:
@@ -252,6 +255,20 @@ def guard_table(frame: pd.DataFrame) -> str:
     return markdown([*header, "guarded: seed by seed", ""], lines)
 
 
+def drawing_sentence(frame: pd.DataFrame) -> str:
+    """Say what drawing two of five heads costs the worst of them without any disagreement, and what guarded heads lose beside that."""
+    drawn = _arms(frame, 100, "ldr=0 none A=2 M=5")
+    alone = _points(paired(drawn, _arms(frame, 100, _INDEPENDENT), "worst"))
+    texts = []
+    for strength in ("0.5", "5"):
+        lost = paired(_arms(frame, 100, f"ldr={strength} share A=2 M=5"), drawn, "worst")
+        texts.append(f"{_points(lost)} at strength {strength} ({'a cost' if lost.sign < 0 else 'within noise'})")
+    return (
+        f"With a hundred classes, drawing two of five heads a step costs the worst of them {alone} points without any disagreement; "
+        f"guarded heads beside those: {', '.join(texts)}."
+    )
+
+
 def guard_figure(frame: pd.DataFrame) -> "matplotlib.figure.Figure":
     """Draw what the worst of five members loses, seed by seed, by number of classes, with and without the guard."""
     from dissensus import plots
@@ -296,6 +313,7 @@ TABLES: Mapping[str, Callable[[pd.DataFrame], str]] = {
     "pretrained-corruption": corruption_table,
     "pretrained-ece": ece_sentence,
     "pretrained-guard": guard_table,
+    "pretrained-drawn": drawing_sentence,
     "pretrained-sizes": sizes_table,
 }
 
@@ -413,7 +431,7 @@ def guided_claims(frame: pd.DataFrame) -> dict[str, tuple[dict[str, Summary], st
         ),
         "Averaged logits do better under corruption than the deep ensemble's.": _right(guided, plain, "mean_logits"),
         "Averaged weights (soup) do better under corruption.": _right(guided, plain, "soup"),
-        "Where the images to disagree on come from matters little (0.01).": _same_elsewhere(arms),
+        "Where the images to disagree on come from matters little (0.01).": same_elsewhere(arms),
     }
     return {claim: each for claim, each in found.items() if each[0] and all(case.values for case in each[0].values())}
 
@@ -431,11 +449,14 @@ def _differ(first: pd.DataFrame, second: pd.DataFrame, text: str) -> tuple[dict[
 def _right(first: pd.DataFrame, second: pd.DataFrame, way: str) -> tuple[dict[str, Summary], str]:
     """Return by how much the first's one answer, made of all members' in this way, is right more often under corruption."""
     names = {part: f"accuracy.{part}.{way}" for part in ("C-1", "C-5") if f"accuracy.{part}.{way}" in first}
-    texts = [f"{PARTS[part]} {_mean(first, n)} against {_mean(second, n)}" for part, n in names.items() if len(second)]
+    texts = []
+    for part, name in names.items():
+        logits = f" (averaged logits {_mean(first, f'accuracy.{part}.mean_logits')})" if way == "soup" else ""
+        texts.append(f"{PARTS[part]} {_mean(first, name)} against {_mean(second, name)}{logits}")
     return {PARTS[part]: paired(first, second, name) for part, name in names.items()}, ", ".join(texts)
 
 
-def _same_elsewhere(arms: Mapping[str, pd.DataFrame]) -> tuple[dict[str, Summary], str]:
+def same_elsewhere(arms: Mapping[str, pd.DataFrame]) -> tuple[dict[str, Summary], str]:
     """Return how far below 0.01 the AUROC of PDS stays from that of members that disagree on other images, where it differs most."""
     cases, texts = {}, []
     for method, row in (("A2D", "a2d=0.1"), ("DivDis", "divdis=1")):
@@ -573,23 +594,59 @@ def _compared(seconds: int, families: Mapping[str, pd.DataFrame]) -> str:
     return f"in {seconds} seconds accuracy {accuracy}, NLL {nll}, ECE {ece}, and {', '.join(others)}"
 
 
-def scores_table(rows: Sequence[Record], heads: Sequence[Record]) -> str:
-    """Return how each score detects on average: in all ensembles of the table, and in heads on a pretrained backbone that keep members.
+def ended(rows: Iterable[Record]) -> pd.DataFrame:
+    """Return the networks of `anchoring` that were trained on CIFAR-10 for the 200 epochs of its document, and each row's together."""
+    own = (row for row in rows if row["table"] == "anchoring/runs" and row["setting"]["data"] == "cifar10")
+    records = [as_floats(row["numbers"]) for row in own if not row["setting"]["quick"]]
+    records = [
+        r for r in records if r["training"]["epochs"] >= ENDED_EPOCHS and r["setting"]["architecture"] == "resnet18"
+    ]
+    # Values alone, without the ends of their intervals.
+    return pd.json_normalize(records).map(lambda each: each[0] if isinstance(each, list) else each)
 
-    The table is that of the longest budget.
-    """
-    tabled, kept = pd.concat(kinds(next(iter(budgets(rows).values()))).values()), pretrained(heads)
-    tabled = tabled[tabled["auroc.near.mutual_information"].notna()]
+
+def ended_table(frame: pd.DataFrame) -> str:
+    """Return networks trained to the end, alone (means over seeds) and together as one ensemble."""
+    lines = []
+    for name, own in frame.groupby("row", sort=False) if len(frame) else ():
+        row, together, _ = str(name).partition(" together")
+        count = f"{own['together.nets'].iloc[0]:.0f} together" if together else "one network"
+        names = ("test.accuracy", "test.nll", "test.ece", "test.smooth_ece", "corrupted.all.accuracy")
+        numbers = [_over_seeds(own, each) for each in names]
+        found = " / ".join(_over_seeds(own, f"auroc.{group}.mean_energy") for group in GROUPS)
+        lines.append([f"{row}, {count}", str(len(own)), *numbers, found])
+    header = ["ResNet-18", "runs", "accuracy", "NLL", "ECE", "smooth ECE", "corrupted", "near / far, energy"]
+    return markdown(header, lines)
+
+
+def ended_sentence(frame: pd.DataFrame) -> str:
+    """Say what the table of networks trained to the end rests on, and what is published of detectors of one network."""
+    near, far = OPEN_OOD
+    sets = [name.split(".")[1] for name in frame if name.startswith("auroc.") and name.endswith(".mean_energy")]
+    return (
+        f"CIFAR-10, all 50 000 training images, {ENDED_EPOCHS} epochs of SGD; corrupted: 19 corruptions at five severities. The best "
+        f"detector after training on OpenOOD's CIFAR-10 board has near {near} and far {far}, of one network and on its sets; ours are "
+        f"{', '.join(name for name in sets if name not in GROUPS)}."
+    )
+
+
+def scores_table(rows: Sequence[Record], heads: Sequence[Record], long: pd.DataFrame) -> str:
+    """Return how each score detects on average: in kinds of the longest budget, in heads that keep members, and in `long`."""
+    tabled, kept = pd.concat(kinds(next(iter(budgets(rows).values()))).values()), _five(pretrained(heads))
     guarded = kept["row"].str.startswith("ldr") & kept["row"].str.contains("share")
-    kept = kept[(kept["setting.method"].isin(["deep", "joint"]) | guarded) & kept[f"auroc.near.{BMA}"].notna()]
+    kept = kept[_usual(kept) & (kept["setting.method"].isin(["deep", "joint"]) | guarded)]
+    groups = {"kinds": tabled[tabled["auroc.near.mutual_information"].notna()], "heads": kept}
+    if "together.nets" in long:
+        groups["to the end"] = long[long["together.nets"].notna()]
     found = []
     for score in (name.removeprefix("auroc.near.") for name in tabled if name.startswith("auroc.near.")):
         cells, values = [], []
-        for group in (tabled, kept):
+        for group in groups.values():
             means = [fmean(group[f"auroc.{name}.{score}"]) for name in GROUPS]
-            lowest = group[[n for n in group if n.startswith("auroc.") and n.endswith(f".{score}")]].min().min()
+            sets = [name for name in group if name.startswith("auroc.") and name.endswith(f".{score}")]
+            lowest = group[[name for name in sets if name.split(".")[1] not in PARTS]].min().min()
             cells += [" / ".join(map(bare, means)), bare(lowest, 2)]
             values += means
         found.append((fmean(values), [f"`{score}`", *cells]))
-    header = ["score", "kinds: near / far", "their lowest set", "pretrained heads: near / far", "their lowest set"]
-    return markdown(header, [line for _, line in sorted(found, key=lambda each: -each[0])])
+    header = [each for name in groups for each in (f"{name}: near / far", "lowest set")]
+    return markdown(["score", *header], [line for _, line in sorted(found, key=lambda each: -each[0])])

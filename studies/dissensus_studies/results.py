@@ -132,19 +132,26 @@ def pages(records: Path = RECORDS) -> dict[str, str]:
     found["tabular.md"] = folded(write_report(measured, trials), f"{standing(measured)}\n\n{RANKS_FIGURE}")
     # The guide on what to choose, with its tables from the record.
     kinds, heads, masks = (load(each, records) for each in ("choosing", "diversification", "masksembles"))
+    long = recorded.ended(load("anchoring", records))
     short = sum(claim["verdict"] == VERDICTS[-1] for claim in claims)
     parts = {
         **recorded.kinds_texts(kinds, [Setting(*each).family for each in COMBINATIONS]),
         "kinds": recorded.kinds_table(kinds),
-        "scores": recorded.scores_table(kinds, heads),
+        "scores": recorded.scores_table(kinds, heads, long),
+        "ended": recorded.ended_table(long),
+        "ended-how": recorded.ended_sentence(long),
         "longer": masksembles.best_sentence(masksembles.shown(masks)),
         "claims": f"{short} of {len(claims)}",
     }
     guide = template("choosing.md")
     for name, part in parts.items():
         # Cells without spaces: the guide is read, and counted, in words.
-        guide = guide.replace(f"<!-- {name} -->", re.sub(r" ?(\||(?<=\d )±(?= [.\d])) ?", r"\1", part))
-    return found | {"../choosing.md": guide}
+        guide = guide.replace(f"<!-- {name} -->", re.sub(r" ?(\||(?<=\d )[±/](?= [.\d])) ?", r"\1", part))
+    landing = (PAGES.parent / "index.md").read_text(encoding="utf-8")
+    held = f"{sum(claim['verdict'] == VERDICTS[0] for claim in claims)} of {len(claims) - short}"
+    landing = re.sub(r"\d+ of \d+(?=\n\nclaims of five papers)", held, landing)
+    landing = re.sub(r"\d+(?= more have shorter runs)", str(short), landing)
+    return found | {"../choosing.md": guide, "../index.md": landing}
 
 
 def documents_claims(lines: Iterable[Record]) -> list[Record]:
@@ -200,7 +207,7 @@ def _of_state(lines: Iterable[str], rows: Sequence[Record]) -> Iterator[str]:
 def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts: Mapping[str, Any]) -> str:
     """Return a line of a template with its numbers, or what a comment asks for.
 
-    `table ID`, `claims ID`, `floor ID images`, `runs NAME`, and `made ID`: on what the arms of a table were run, and when.
+    `table ID`, `claims ID`, `floor ID images`, `runs NAME`, and `made ID ARMS`: on what arms that begin so were run, and when.
     """
     words = line.split()
     if words[:1] != ["<!--"] or words[1] not in ("table", "claims", "floor", "runs", "made"):
@@ -209,7 +216,8 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
     if kind == "runs":
         return SENTENCES[name](rows) if name in SENTENCES else recorded.TABLES[name](pretrained(rows))
     if kind == "made":
-        return recorded.made(_of_table(rows, name))
+        beginning = " ".join(words[3:-1])
+        return recorded.made([row for row in _of_table(rows, name) if row["arm"][0].startswith(beginning)])
     if kind == "floor":
         own = _of_table(rows, name)
         return noise_sentence(
@@ -451,7 +459,7 @@ def add(run: Path, records: Path = RECORDS) -> int:
 
 
 def _name_of(row: Record) -> tuple[tuple[str, ...], str]:
-    return tuple(row["arm"]), json.dumps(row["setting"]) if row["source"] == "run" else "page"
+    return tuple(row["arm"]), json.dumps(row["setting"], sort_keys=True) if row["source"] == "run" else "page"
 
 
 def as_record(study: str, arm: Record) -> Record:

@@ -14,6 +14,7 @@ from dissensus_studies.collusion.images import (
     BETAS,
     JointSetting,
     estimate,
+    estimates,
     final_gap,
     image_claims,
     joint_numbers,
@@ -135,6 +136,16 @@ def test_a_difference_within_two_standard_errors_is_unresolved():
     assert beside == "reproduced for cnn M=5; unresolved for vgg M=5"
     several = [fake(0.0, value, 0.2, 0.1) for value in (0.94, 0.95, 0.96)]
     assert estimate(several, "accuracy").error == pytest.approx(0.01 / np.sqrt(3))
+
+
+def test_a_single_run_is_known_no_better_than_others_of_its_family_repeat():
+    repeated = [fake(0.0, 0.9, error, 0.1) for error in (0.30, 0.34, 0.38)]
+    found = estimates({0.0: repeated, 0.5: [fake(0.5, 0.9, 0.29, 0.1)]}, "ensemble_error")
+    assert found[0.0].error == pytest.approx(0.04 / 3**0.5)
+    # The deviation of one run, which is far above the error over images.
+    assert found[0.5].error == pytest.approx(0.04)
+    alone = estimates({0.5: [fake(0.5, 0.9, 0.29, 0.1)]}, "ensemble_error")
+    assert alone[0.5] == estimate([fake(0.5, 0.9, 0.29, 0.1)], "ensemble_error")
 
 
 def test_the_gap_is_that_of_the_last_epochs():

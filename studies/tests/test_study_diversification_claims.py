@@ -7,6 +7,7 @@ from dissensus_studies.diversification import _claims
 from dissensus_studies.diversification.arms import with_values
 from dissensus_studies.diversification.settings import Setting
 from dissensus_studies.harness.statistics import Estimate
+from dissensus_studies.recorded import framed, judged, same_elsewhere
 from diversification_records import fake
 
 DEEP = Setting("heads", backbone="half")
@@ -41,6 +42,44 @@ def test_one_seed_tells_no_difference_and_missing_arms_no_claim():
     assert found[BETTER] == "within noise"
     assert "More members detect better (PDS)." not in found
     assert verdicts((DEEP, {}), (guided, {})) == {}
+
+
+def test_ablations_are_judged_beside_the_usual_form():
+    guided = replace(GUARDED, guard="none")
+    arms = {
+        "diverse": (replace(DEEP, method="diverse"), {"bma": 0.9}),
+        "one layer": (replace(guided, layers=1), {"pds": 0.75, "unique": 1.5}),
+        "one layer, alone": (replace(DEEP, layers=1), {"pds": 0.76}),
+        "other weights": (replace(guided, guard="inverse probability"), {"unique": 2.5}),
+    }
+    found = verdicts((DEEP, {}), (GUARDED, {}), (guided, {"unique": 2.0}), *arms.values())
+    assert found["By BMA, diverse hyperparameters detect best of all ensembles."] == "reproduced"
+    assert found["Heads of two layers detect better than heads of one (PDS)."] == "reproduced"
+    assert found["One layer is convex, so members end in one place."] == "reproduced"
+    beaten = found["Also with one layer, loss-guided heads beat independent ones (PDS)."]
+    assert beaten.startswith("not reproduced")
+    weights = found["Weights by the loss diversify more than weights by one over the probability."]
+    assert weights.startswith("not reproduced")
+    assert not any("soup" in claim for claim in verdicts((DEEP, {}), (GUARDED, {}), (guided, {})))
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [(0.002, "reproduced"), (0.03, "not reproduced")])
+def test_images_to_disagree_on_matter_little_where_no_set_differs_by_more(gap, verdict):
+    first = replace(DEEP, method="a2d", strength=0.1)
+    records = []
+    for source, pds in ((0, 0.8), (1, 0.8 + gap)):
+        for seed in range(3):
+            record = with_values(fake(replace(first, source=source, seed=seed), pds=pds))
+            # What the second disagrees on does not count.
+            record["auroc"] |= {
+                "svhn": record["auroc"]["far"],
+                "textures": {"predictive_diversity": 0.1 + 0.5 * source},
+            }
+            records.append(record | {"elsewhere": ("isun", "textures")[source]})
+    frame = framed(records).set_index("setting.seed")
+    cases, text = same_elsewhere(dict(iter(frame.groupby("row"))))
+    assert judged(cases)[0] == verdict
+    assert "textures" not in text
 
 
 def test_repeats_are_pooled():

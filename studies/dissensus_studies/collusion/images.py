@@ -5,8 +5,9 @@ beta from 0 to 1; generalisation gaps over training; members left out at random.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import isnan, sqrt
 from operator import itemgetter
 from statistics import fmean
 from typing import Any, Literal
@@ -224,6 +225,17 @@ def estimate(records: Sequence[Record], name: str) -> Estimate:
     return Estimate.of([[float(record[name]), *interval_of(record, metric)[1:]] for record in records])
 
 
+def estimates(family: Family, name: str) -> dict[float, Estimate]:
+    """Return a number of every beta; a single run is known no better than other arms of the family repeat."""
+    found = {beta: estimate(records, name) for beta, records in family.items()}
+    spread = max((found[beta].error * sqrt(len(runs)) for beta, runs in family.items() if len(runs) > 1), default=0.0)
+    for beta, runs in family.items():
+        if len(runs) == 1 and spread:
+            error = found[beta].error
+            found[beta] = replace(found[beta], error=spread if isnan(error) else max(error, spread))
+    return found
+
+
 def interval_of(record: Record, metric: str) -> Sequence[Any]:
     """Return a metric's value and the ends of its interval over test images; compact records may lack the ends."""
     found = record["test"].get(metric)
@@ -250,7 +262,7 @@ def image_claims(families: Mapping[str, Family], gaps: Mapping[str, Family], dro
 
 def _worst(family: Family, name: str, choose: Callable[..., float]) -> Case:
     """Compare beta = 1 with the worst of the others, which `choose` finds among their values: `min` or `max`."""
-    found = {beta: estimate(records, name) for beta, records in family.items()}
+    found = estimates(family, name)
     joint = found.pop(1.0)
     beta = choose(found, key=lambda each: found[each].value)
     above = joint.above(found[beta])
@@ -438,7 +450,7 @@ def sentence(rows: Sequence[Record], table: str = TABLE) -> str:
     dates, took = sorted({arm["row"]["date"] for arm in arms}), sorted(int(arm["training"]["epochs"]) for arm in arms)
     early = f", stopped after {took[0]} to {took[-1]}" if took[0] < asked_epochs(arms[0]) else ""
     machine, torch = arms[0]["row"]["machine"], arms[0]["row"]["versions"]["torch"]
-    accuracy = {beta: estimate(each, "accuracy") for beta, each in sweeps[0].items()}
+    accuracy = estimates(sweeps[0], "accuracy")
     same = [f"{beta:g}" for beta, each in accuracy.items() if beta and each.above(accuracy[0.0]) is None]
     return (
         f"CIFAR-10, {asked_epochs(arms[0])} epochs (the document's {EPOCHS}){early}, {len(arms)} arms in "
@@ -456,7 +468,7 @@ def _worse(family: Family) -> Case:
 
 def _lowest_between(family: Family) -> Case:
     """Whether an ensemble between the ends has the lowest error, by more than noise."""
-    errors = {beta: estimate(arms, "ensemble_error") for beta, arms in family.items()}
+    errors = estimates(family, "ensemble_error")
     best = min(errors, key=lambda beta: errors[beta].value)
     text = f"lowest {errors[best].value:.3f} at {best:g}, {errors[0.0].value:.3f} at 0, {errors[1.0].value:.3f} at 1"
     above = [errors[end].above(errors[best]) for end in (0.0, 1.0) if end != best]
