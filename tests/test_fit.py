@@ -1,3 +1,7 @@
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -371,3 +375,34 @@ def test_virtual_adversarial_training_uses_unlabelled_data():
     objective = obj.VirtualAdversarial(obj.Independent(), epsilon=0.5)
     run = ds.fit(ds.DeepEnsemble(net, 2), labelled, objective=objective, epochs=5, unlabelled=x)
     assert "virtual" in run.history.columns
+
+
+@dataclass(frozen=True)
+class Own(obj.Objective):
+    """Somebody's own objective: what `judge` makes of the sum of the members' losses."""
+
+    judge: Callable[[torch.Tensor], Any]
+
+    likelihood = obj.Independent().likelihood
+
+    def __call__(self, members, inputs, targets, step):
+        return self.judge(sum(F.cross_entropy(outputs, targets) for outputs in members(inputs)))
+
+
+WRONG_RETURNS = {
+    "the loss alone": (lambda loss: loss, r"\(loss, parts\).*got Tensor"),
+    "nothing": (lambda loss: None, r"\(loss, parts\).*got NoneType"),
+    "a list of parts": (lambda loss: (loss, [1]), r"got \(Tensor, list\)"),
+    "a loss for each member": (lambda loss: (loss * torch.ones(2), {}), r"got a loss of shape \(2,\).*Sum it"),
+    "a detached loss": (lambda loss: (loss.detach(), {}), "requires_grad=False"),
+    "a number": (lambda loss: (1.0, {}), "got a loss of float"),
+    "a number as part": (lambda loss: (loss, {"mine": 1.0}), "got float for 'mine'"),
+    "a part for each example": (lambda loss: (loss, {"mine": loss * torch.ones(9)}), r"shape \(9,\) for 'mine'"),
+}
+
+
+@pytest.mark.parametrize(("judge", "message"), WRONG_RETURNS.values(), ids=WRONG_RETURNS.keys())
+def test_an_objective_that_returns_something_else_gets_one_clear_sentence(judge, message):
+    with pytest.raises(ValueError, match=message):
+        ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=Own(judge), epochs=1)
+    ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=Own(lambda loss: (loss, {"mine": loss})), epochs=1)

@@ -1,5 +1,6 @@
 """Snapshot ensembles against the course of the same training."""
 
+import pytest
 import torch
 from torch import nn
 from training_helpers import net, norm_net, x, y
@@ -37,6 +38,12 @@ def test_the_schedule_is_that_of_warm_restarts():
         assert abs(ours.factor(float(epoch), 12.0) - optimizer.param_groups[0]["lr"]) < 1e-6
         optimizer.step()
         torchs.step()
+
+
+@pytest.mark.parametrize(("changes", "message"), [({"cycles": 0}, "cycles"), ({"cycles": 2, "final": -0.1}, "final")])
+def test_cycles_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ds.schedules.Cyclic(**changes)
 
 
 def test_a_run_that_was_interrupted_ends_with_the_same_members(tmp_path):

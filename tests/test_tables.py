@@ -238,5 +238,6 @@ def test_columns_that_share_a_name_are_numbered_and_labels_too():
     from dissensus.data.frames import label_indices, unique_names
 
     assert unique_names(["a", "label", "label"]) == ["a", "label", "label.1"]
+    assert unique_names(["a", "a", "a.1", "a"]) == ["a", "a.2", "a.1", "a.3"]
     indices, classes = label_indices(["cat", "ant", "cat"])
     assert (indices.tolist(), classes) == ([1, 0, 1], ("ant", "cat"))

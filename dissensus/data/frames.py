@@ -1,7 +1,7 @@
 """CSV and parquet files as DataFrames of pandas, and the target among their columns."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,19 @@ def check_not_a_pipe(path: Path) -> None:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Number the later ones of columns that share a name, as pandas does: label, label.1, label.2."""
-    seen: Counter[str] = Counter()
-    unique = []
+    """Number the later ones of columns that share a name, as pandas does: label, label.1, label.2; a number that is taken is passed over.
+
+    Example:
+        >>> unique_names(["a", "a.1", "a", "a"])
+        ['a', 'a.1', 'a.2', 'a.3']
+    """
+    taken, unique = set(names), dict[str, None]()
     for name in names:
-        unique.append(f"{name}.{seen[name]}" if seen[name] else name)
-        seen[name] += 1
-    return unique
+        if name in unique:
+            name = next(each for each in map(f"{name}.{{}}".format, count(1)) if each not in taken)
+            taken.add(name)
+        unique[name] = None
+    return list(unique)
 
 
 def _csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -85,12 +85,17 @@ class Cosine(_OfNumbers, Schedule):
         return self.final + (1 - self.final) * (1 + cos(pi * done)) / 2
 
 
+@checked
 @dataclass(frozen=True)
-class Cyclic(Schedule):
+class Cyclic(_OfNumbers, Schedule):
     """Fall along half a cosine to `final` times the base rate, again and again: `cycles` times in a run of any length."""
 
     cycles: int
     final: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("cycles", self.cycles, 1)
 
     def factor(self, epoch: float, epochs: float) -> float:
         """Return the factor."""

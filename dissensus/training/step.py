@@ -188,7 +188,7 @@ class TrainStep:
         """Return the gradients of the objective on a batch, and its logged parts; buffers are as the pass leaves them."""
         view = self._view(begun)
         with self._precision(begun.x.device):
-            loss, parts = self.objective(view, begun.x, begun.y, begun.step)
+            loss, parts = _loss_and_parts(self.objective(view, begun.x, begun.y, begun.step), view.num_members)
             if self.members.loss_over_members == "mean":
                 # Members are one network's views: their mean trains it as that network alone.
                 loss = loss / view.num_members
@@ -255,7 +255,7 @@ class TrainStep:
         assert isinstance(self.objective, OutputObjective)
         outputs = outputs.detach().requires_grad_()
         with self._precision(outputs.device):
-            loss, parts = self.objective.on_outputs(outputs, begun.y, begun.step)
+            loss, parts = _loss_and_parts(self.objective.on_outputs(outputs, begun.y, begun.step), len(outputs))
         (gradient,) = torch.autograd.grad(loss, outputs)
         with torch.no_grad():
             self._log(begun, parts)
@@ -323,6 +323,31 @@ class TrainStep:
         """Give a logged part its place in the state."""
         for sums in (state.sums, state.seen):
             sums[name] = self._rows(torch.zeros(tuple(shape), dtype=torch.float32, device=state.index.device))
+
+
+def _loss_and_parts(found: Any, members: int) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return what an objective returned; one of somebody's own may have returned something else."""
+    wanted = "An objective must return (loss, parts): a scalar tensor that depends on the members, and a dictionary of tensors"
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)):
+        came = (
+            f"({', '.join(type(one).__name__ for one in found)})" if isinstance(found, tuple) else type(found).__name__
+        )
+        raise ValueError(f"{wanted}; got {came}. Return `loss, {{}}` where there is nothing to log.")
+    loss, parts = found
+    if not (isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad):
+        came = (
+            f"shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
+            if isinstance(loss, Tensor)
+            else type(loss).__name__
+        )
+        raise ValueError(f"{wanted}; got a loss of {came}. Sum it over members, and detach none of it.")
+    for name, part in parts.items():
+        if not (isinstance(part, Tensor) and part.shape in ((), (members,))):
+            came = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
+            raise ValueError(
+                f"Parts of an objective must be tensors, scalars or ({members},); got {came} for {name!r}."
+            )
+    return loss, parts
 
 
 def read_batch(feed: Feed, data: Mapping[str, Any], size: int) -> Triple:
