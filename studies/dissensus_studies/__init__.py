@@ -1,10 +1,11 @@
 """The documents' experiments, each runnable by name: `dissensus study NAME`.
 
-A paper each: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_ensembles`; `tabular`, `choosing` and `guarantees` are
-our own. `recorded` and `results` write the pages of docs/results from the record. All stand on `harness`: `arm_log` (arms in order,
-one record each, interrupted runs go on), `statistics` (repeats, intervals, estimates), `claims` (a statement, what was measured, a
-verdict), `figures` (lines in panels), `outputs` (`results.json`, the page), and for images `labelled` and `image_sets` (what is read),
-`image_arms` (trained and measured) and `image_study` (a study is its arms and what it makes of them).
+A paper each: `masksembles`, `collusion`, `anchoring`, `diversification`, `deep_ensembles`; `tabular`, `choosing`, `alarms` and
+`guarantees` are our own. `results` writes the pages of docs/results from the record, by the `recorded` of each paper and `guide`. All
+stand on `harness`: `arm_log` (arms in order, one record each, interrupted runs go on), `statistics` (repeats, intervals, estimates),
+`claims` (a statement, what was measured, a verdict), `figures` (lines in panels), `outputs` (`results.json`, the page), and for images
+`labelled` and `image_sets` (what is read), `image_arms` (trained and measured) and `image_study` (a study is its arms and what it
+makes of them).
 
 Each study's module has `run(output, *, quick=False, seed=0, data=None, ...)`, which writes `results.json`, figures (SVG and PNG) and a
 page into `output` and returns the page's path. A module is imported only when its study runs.
@@ -58,6 +59,7 @@ _LISTED = (
     ("anchoring", "plain, anchored and masked networks: corruption, calibration, unknown images, adaptation"),
     ("collusion-images", "image classifiers between independent and joint training: accuracy, diversity, gaps"),
     ("diversification", "members that disagree on hard examples: diversity, detection, and what becomes of members"),
+    ("alarms", "which score an alarm should go by: what rings of classes that were not shown, and of other sets"),
     ("choosing", "kinds, objectives and scores beside each other, for the same seconds of training"),
 )
 # Modules that are not called as their study is.

@@ -35,7 +35,7 @@ from dissensus_studies.harness.image_arms import (
 )
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table, at
 from dissensus_studies.harness.statistics import Summary, ece_floor
-from dissensus_studies.recorded import as_floats, value_of
+from dissensus_studies.recorded import as_floats, made, value_of, whole_runs, with_half
 
 NUM_MEMBERS = 4
 SCALES = (1.0, 2.0, 3.0, 4.0, 5.0)
@@ -367,8 +367,7 @@ def asked_epochs(row: Record) -> int:
 
 def trained(rows: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the arms that were trained longest by family; empty without the deep ensemble and both ends of the dial."""
-    own = [row for row in rows if row["table"] == "masksembles/runs" and row["setting"]["data"] == "cifar10"]
-    own = [row for row in own if not row["setting"]["quick"] and row["setting"].get("limit") is None]
+    own = whole_runs(rows, "masksembles", "cifar10")
     for epochs in sorted({asked_epochs(row) for row in own if asked_epochs(row) >= EPOCHS}, reverse=True):
         found = [row for row in own if asked_epochs(row) == epochs]
         families = in_order(Arms({row["arm"][0]: {**as_floats(row["numbers"]), "row": row} for row in found}))
@@ -391,17 +390,13 @@ def shown(rows: Sequence[Record]) -> list[Record]:
 def _numbers(arms: Sequence[Record]) -> Record:
     """Return means over seeds, and texts of them with half the width of their interval where there are several."""
     energy = [at("auroc", group, "mean_energy") for group in ("near", "far")]
-    own = {name: Summary(tuple(map(read, arms))) for name, read in NUMBERS.items()}
-    own |= {"ECE of a member": Summary(tuple(arm["member_ece"] for arm in arms))}
-    texts = {name: _with_half(found) for name, found in own.items()}
+    own = {name: Summary.of(map(read, arms)) for name, read in NUMBERS.items()}
+    own |= {"ECE of a member": Summary.of(arm["member_ece"] for arm in arms)}
+    texts = {name: with_half(found) for name, found in own.items()}
     detected = [[value_of(read(arm)) for arm in arms] for read in energy if all(map(read, arms))]
-    texts["AUROC of mean energy, near / far"] = " / ".join(_with_half(Summary(tuple(found))) for found in detected)
+    texts["AUROC of mean energy, near / far"] = " / ".join(with_half(Summary.of(found)) for found in detected)
     means = {name: found.mean for name, found in own.items()} | {"floor": fmean(arm["ece_floor"] for arm in arms)}
     return {"numbers": texts, "means": means}
-
-
-def _with_half(found: Summary) -> str:
-    return f"{found.mean:.3f}" + (f" ± {found.half:.3f}" if len(found.values) > 1 else "")
 
 
 def _reliability(families: Families) -> Iterator[Record]:
@@ -437,58 +432,60 @@ def pooled(curves: Sequence[Mapping[str, Sequence[float]]]) -> NDArray[np.float6
     return np.array(points).T
 
 
+def epochs_of(rows: Sequence[Record]) -> int:
+    """Return for how many epochs the arms of the table were trained."""
+    families = trained(rows)
+    if families:
+        return asked_epochs(families[DEEP][0]["row"])
+    return int(next(row["setting"] for row in rows if row["table"] == TABLE).split()[1])
+
+
 def sentence(rows: Sequence[Record]) -> str:
     """Say what the table rests on."""
     families = trained(rows)
-    start = "ResNet-18 on CIFAR-10, {} epochs of one cycle up to {:g}, bf16, one {}, torch {},"
+    start = f"ResNet-18 on CIFAR-10, {epochs_of(rows)} epochs of one cycle up to {RATE:g}, bf16"
     if not families:
         row = next(row for row in rows if row["table"] == TABLE)
-        epochs = row["setting"].removeprefix("CIFAR-10, ").removesuffix(" epochs")
-        made = start.format(epochs, RATE, row["machine"].removeprefix("NVIDIA "), row["versions"]["torch"])
         return (
-            f"{made} one seed, {row['date']}. Repeats with other seeds, whole batches, BatchEnsemble and thin masks are arms of the "
-            f"study that were not run, nor its own {EPOCHS} epochs."
+            f"{start}, {row['machine']}, torch {row['versions']['torch']}, {row['date']}, one seed. Repeats with other seeds, whole "
+            f"batches, BatchEnsemble and thin masks are arms of the study that were not run, nor its own {EPOCHS} epochs."
         )
-    made_of = [arm["row"] for arms in families.values() for arm in arms]
     seeds = {ROWS[name]: len(arms) for name, arms in families.items()}
     most = max(seeds.values())
     fewer = "; ".join(f"{name}: {count}" for name, count in seeds.items() if count < most)
-    dates, first = sorted({row["date"] for row in made_of}), made_of[0]
-    made = start.format(asked_epochs(first), RATE, first["machine"].removeprefix("NVIDIA "), first["versions"]["torch"])
     return (
-        f"{made} {most} seed{'s' if most > 1 else ''}{fewer and f' ({fewer})'}, {len(made_of)} arms in "
-        f"{sum(row['seconds'] for row in made_of) / 60:.0f} minutes, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
-        f"{' ± is half a 95 % interval over seeds.' if most > 1 else ''} BatchEnsemble and thin masks are arms of the study too."
+        f"{start}: {made([arm['row'] for arms in families.values() for arm in arms])}, {most} seed{'s' if most > 1 else ''}"
+        f"{fewer and f' ({fewer})'}.{' ± is half a 95 % interval over seeds.' if most > 1 else ''} BatchEnsemble and thin masks are "
+        "arms of the study too."
     )
 
 
 def batches_sentence(rows: Sequence[Record]) -> str:
     """Say how often members saw an image with split and with whole batches, and what their accuracy was."""
-    families = trained(rows)
-    epochs = asked_epochs(families[DEEP][0]["row"])
-    scales, whole = scale_families(families), scale_families(families, WHOLE)
-    scale = max(whole if len(whole) > 1 else scales)
-    split, deep = (
-        _with_half(Summary(tuple(map(NUMBERS["mean member"], arms)))) for arms in (scales[scale], families[DEEP])
+    seen, epochs = (
+        {row["arm"][0]: row["numbers"]["mean member"] for row in rows if row["table"] == TABLE},
+        epochs_of(rows),
     )
-    found = f"**Members see less of a split batch.** In {epochs} epochs a member of a masked network has then seen each image "
-    found += f"{epochs / NUM_MEMBERS:g} times, a member of the deep ensemble {epochs} times; at S = {scale:g} the mean accuracy of "
-    found += f"members is {split}, in the deep ensemble {deep}."
-    if len(whole) > 1:
-        seen = _with_half(Summary(tuple(map(NUMBERS["mean member"], whole[scale]))))
-        found += f" On whole batches, where each member sees every image in every epoch, it is {seen}."
-    return found
+    found = (
+        f"**Members see less of a split batch.** In {epochs} epochs a member of a masked network has then seen each image "
+        f"{epochs / NUM_MEMBERS:g} times, a member of the deep ensemble {epochs} times; at S = {SCALES[-1]:g} the mean accuracy of "
+        f"members is {seen[ROWS[LAST]]}, in the deep ensemble {seen[DEEP]}."
+    )
+    whole = seen.get(ROWS[f"{LAST}{WHOLE}"])
+    return (
+        f"{found} On whole batches, where each member sees every image in every epoch, it is {whole}."
+        if whole
+        else found
+    )
 
 
 def best_sentence(rows: Sequence[Record]) -> str:
     """Say which row of the table has the highest accuracy, of how many, after how long a training."""
     own = [row for row in rows if row["table"] == TABLE]
     best = max(own, key=lambda row: float((row.get("means") or row["numbers"])["accuracy"]))
-    families = trained(rows)
-    epochs = asked_epochs(families[DEEP][0]["row"]) if families else own[0]["setting"].split()[1]
-    seeds = max(map(len, families.values()), default=1)
+    seeds = max(map(len, trained(rows).values()), default=1)
     repeats = "one seed" if seeds == 1 else f"{seeds} seeds"
-    return f"{best['arm'][0]} was most accurate of {len(own)} arms with {epochs} epochs each, {repeats}"
+    return f"{best['arm'][0]} was most accurate of {len(own)} arms with {epochs_of(rows)} epochs each, {repeats}"
 
 
 def judged_claims(rows: Sequence[Record]) -> dict[str, dict[str, Record]]:

@@ -15,20 +15,25 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dissensus_studies import masksembles, recorded
+from dissensus_studies import masksembles
+from dissensus_studies.alarms import SHOWN_RATE, mean_shares
 from dissensus_studies.anchoring import recorded as anchoring
-from dissensus_studies.choosing import COMBINATIONS, Setting
-from dissensus_studies.collusion import images, theory
+from dissensus_studies.collusion import recorded as collusion
+from dissensus_studies.collusion import theory
 from dissensus_studies.deep_ensembles.regression import DRAWN, count_figure
 from dissensus_studies.deep_ensembles.uci import change_figure
+from dissensus_studies.diversification import recorded as diversification
+from dissensus_studies.guide import guide, kinds_points, regimes
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.figures import (
     Line,
@@ -37,21 +42,22 @@ from dissensus_studies.harness.figures import (
     draw,
     pareto,
     save_figure,
+    shares_figure,
     sweeps,
     trade_figure,
 )
-from dissensus_studies.recorded import as_floats, fold, markdown, noise_sentence, pretrained, template
+from dissensus_studies.recorded import TEMPLATES, as_floats, fold, made, markdown, noise_sentence, template
 from dissensus_studies.tabular import RANKS_FIGURE, ranks_figure, read_records, standing, write_report
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-RECORDS, PAGES = recorded.TEMPLATES.parent / "records", recorded.TEMPLATES.parents[1] / "docs" / "results"
+RECORDS, PAGES = TEMPLATES.parent / "records", TEMPLATES.parents[1] / "docs" / "results"
 
 VERDICTS = ("reproduced", "not reproduced", "within noise", "not tested at the document's length")
 
 # Of an arm's record: what is on the line itself, curves, examples, and what is too long for what it says.
-_LEFT_OUT = ("line", "made", "arm_seconds", "history", "corruption", "pds")
+_LEFT_OUT = ("line", "made", "arm_seconds", "history", "corruption", "pds", "trials")
 
 # The figure of each page that shows its verdicts; it stands at the top, the others where the text speaks of them.
 FIGURES = {
@@ -82,20 +88,25 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
 # What runs say in place of lines of the record that only a page had, by study; and which claims they judge: by table, then by text.
 SHOWN_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], list[Record]]] = {
     "anchoring": anchoring.shown,
-    "collusion": images.shown,
+    "collusion": collusion.shown,
+    "diversification": diversification.shown,
     "masksembles": masksembles.shown,
 }
 JUDGED_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Mapping[str, Record]]]] = {
     "anchoring": anchoring.judged_claims,
-    "collusion": images.judged_claims,
-    "diversification": recorded.judged_claims,
+    "collusion": collusion.judged_claims,
+    "diversification": diversification.judged_claims,
     "masksembles": masksembles.judged_claims,
 }
 # Sentences of pages that say what a table rests on, by the name in a template.
 SENTENCES: Mapping[str, Callable[[Sequence[Record]], str]] = {
     "anchoring": anchoring.sentence,
-    "collusion-resnet18": images.sentence,
-    "collusion-cnn": partial(images.sentence, table=f"{images.TABLE}-2"),
+    "collusion-resnet18": collusion.sentence,
+    "collusion-cnn": partial(collusion.sentence, table=f"{collusion.TABLE}-2"),
+    "collusion-diagnosis": collusion.diagnosis_sentence,
+    "collusion-uci": collusion.tabular_sentence,
+    "collusion-uci-again": collusion.again_table,
+    "collusion-uci-apart": collusion.apart_sentence,
     "masksembles": masksembles.sentence,
     "masksembles-batches": masksembles.batches_sentence,
 }
@@ -112,8 +123,15 @@ def judged_claims(records: Path = RECORDS) -> str:
     by_runs: dict[str, Mapping[str, Record]] = {}
     for name, judge in JUDGED_BY_RUNS.items():
         by_runs |= judge(load(name, records))
-    claims = map(json.loads, (records / "claims.jsonl").read_text(encoding="utf-8").splitlines())
-    found = [claim | by_runs.get(claim["table"], {}).get(claim.get("claim", ""), {}) for claim in claims]
+    lines = map(json.loads, (records / "claims.jsonl").read_text(encoding="utf-8").splitlines())
+    found: list[Record] = []
+    for table, group in groupby(lines, itemgetter("table")):
+        own, judged = list(group), by_runs.get(table, {})
+        known = [line.get("claim", "") for line in own]
+        found += [line | judged.get(claim, {}) for line, claim in zip(own, known, strict=True)]
+        # What runs judge for the first time gets a line below those of its table.
+        new = {"document": own[-1]["document"], "table": table}
+        found += [new | {"claim": claim} | each for claim, each in judged.items() if claim not in known]
     return "\n".join(json.dumps(claim, ensure_ascii=False) for claim in found) + "\n"
 
 
@@ -124,34 +142,23 @@ def pages(records: Path = RECORDS) -> dict[str, str]:
     found = {}
     for name, figure in FIGURES.items():
         rows, own = shown(name, records), [claim for claim in claims if claim["table"].startswith(f"{name}/")]
-        words = _of_state(template(f"{name}.md").split("\n"), rows)
-        text = "\n".join(_filled(line, rows, lines, layouts) for line in words)
+        text = "\n".join(_filled(line, rows, lines, layouts) for line in template(f"{name}.md").split("\n"))
         found[f"{name}.md"] = folded(text, verdicts(own), figure)
     measured, trials = (read_records(records / f"{name}.jsonl") for name in ("tabular", "tabular-defaults"))
     found["claims.md"] = claims_page(claims)
     found["tabular.md"] = folded(write_report(measured, trials), f"{standing(measured)}\n\n{RANKS_FIGURE}")
-    # The guide on what to choose, with its tables from the record.
-    kinds, heads, masks = (load(each, records) for each in ("choosing", "diversification", "masksembles"))
-    long = recorded.ended(load("anchoring", records))
     short = sum(claim["verdict"] == VERDICTS[-1] for claim in claims)
-    parts = {
-        **recorded.kinds_texts(kinds, [Setting(*each).family for each in COMBINATIONS]),
-        "kinds": recorded.kinds_table(kinds),
-        "scores": recorded.scores_table(kinds, heads, long),
-        "ended": recorded.ended_table(long),
-        "ended-how": recorded.ended_sentence(long),
-        "longer": masksembles.best_sentence(masksembles.shown(masks)),
-        "claims": f"{short} of {len(claims)}",
-    }
-    guide = template("choosing.md")
-    for name, part in parts.items():
-        # Cells without spaces: the guide is read, and counted, in words.
-        guide = guide.replace(f"<!-- {name} -->", re.sub(r" ?(\||(?<=\d )[±/](?= [.\d])) ?", r"\1", part))
+    ours = guide({path.stem: load(path.stem, records) for path in records.glob("*.jsonl")})
+    ours = ours.replace("<!-- claims -->", f"{short} of {len(claims)}")
     landing = (PAGES.parent / "index.md").read_text(encoding="utf-8")
     held = f"{sum(claim['verdict'] == VERDICTS[0] for claim in claims)} of {len(claims) - short}"
-    landing = re.sub(r"\d+ of \d+(?=\n\nclaims of five papers)", held, landing)
-    landing = re.sub(r"\d+(?= more have shorter runs)", str(short), landing)
-    return found | {"../choosing.md": guide, "../index.md": landing}
+    for words, number in (
+        (r"\d+ of \d+(?=\n\nclaims of five papers)", held),
+        (r"\d+(?= more have shorter runs)", str(short)),
+    ):
+        landing, times = re.subn(words, number, landing)
+        assert times == 1, f"the landing page has {times} places for {words}"
+    return found | {"../choosing.md": ours, "../index.md": landing}
 
 
 def documents_claims(lines: Iterable[Record]) -> list[Record]:
@@ -183,25 +190,23 @@ def verdicts(claims: Sequence[Record]) -> str:
     return "\n\n".join(parts)
 
 
+def measured_of(claim: Record) -> list[str]:
+    """Return what was measured, each case with its name where there are several."""
+    names = claim.get("cases", ("",) * len(claim["measured"]))
+    return [f"{name} {text}".strip() for name, text in zip(names, claim["measured"], strict=True) if text]
+
+
 def _short_table(claims: Sequence[Record]) -> str:
-    """Return claims with verdict, the first thing that was measured (one for each column where there are several) and seeds."""
+    """Return claims with verdict, what was measured and seeds."""
     lines = []
     for claim in claims:
-        verdict, measured = f"**{claim['verdict']}**", [part for part in claim["measured"] if part]
+        verdict, measured = f"**{claim['verdict']}**", measured_of(claim)
         if claim["verdict"] == VERDICTS[-1]:
             verdict = f"short runs only: {claim['note']}" if claim["note"] != "not tested" else "not tested"
-        one = "; ".join(measured) if len(claim["measured"]) > 2 else "".join(measured[:1]).split("; ")[0]
-        lines.append([claim["claim"], verdict, one, str(claim["seeds"] or "")])
+        elif claim["note"] not in ("", claim["verdict"]):
+            verdict += f" ({claim['note']})"
+        lines.append([claim["claim"], verdict, "; ".join(measured), str(claim["seeds"] or "")])
     return markdown(("claim", "verdict", "measured", "seeds"), lines)
-
-
-def _of_state(lines: Iterable[str], rows: Sequence[Record]) -> Iterator[str]:
-    """Leave out the lines of a template that speak of numbers of the other source: `<!-- if run -->` and `<!-- if page -->` begin them."""
-    by_runs = any(row.get("source") == "run" and not row["table"].endswith("/runs") for row in rows)
-    for line in lines:
-        start = f"<!-- if {'run' if by_runs else 'page'} -->"
-        if line.startswith(start) or not line.startswith("<!-- if "):
-            yield line.removeprefix(start)
 
 
 def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts: Mapping[str, Any]) -> str:
@@ -214,10 +219,14 @@ def _filled(line: str, rows: Sequence[Record], claims: Sequence[Record], layouts
         return _NUMBER.sub(lambda found: _number(rows, *found.groups()), line)
     kind, name = words[1:3]
     if kind == "runs":
-        return SENTENCES[name](rows) if name in SENTENCES else recorded.TABLES[name](pretrained(rows))
+        return (
+            SENTENCES[name](rows)
+            if name in SENTENCES
+            else diversification.TABLES[name](diversification.pretrained(rows))
+        )
     if kind == "made":
         beginning = " ".join(words[3:-1])
-        return recorded.made([row for row in _of_table(rows, name) if row["arm"][0].startswith(beginning)])
+        return f"{made([row for row in _of_table(rows, name) if row['arm'][0].startswith(beginning)])}."
     if kind == "floor":
         own = _of_table(rows, name)
         return noise_sentence(
@@ -299,7 +308,7 @@ def claims_page(claims: Sequence[Record]) -> str:
         note = f": {claim['note']}" if claim["note"] not in ("", claim["verdict"]) else ""
         # A note may point to a place of its own page.
         verdict = f"**{claim['verdict']}**" + note.replace("](#", f"]({name}.md#")
-        numbers, seeds = "; ".join(filter(None, claim["measured"])), str(claim["seeds"] or "")
+        numbers, seeds = "; ".join(measured_of(claim)), str(claim["seeds"] or "")
         start, end = [claim["document"], claim["claim"], verdict], [f"`{claim['command']}`", f"`{name}.jsonl`"]
         lines.append([*start, numbers, seeds, claim["setting"], *end])
     header = ["document", "claim", "verdict", "numbers", "seeds", "setting", "command", "record"]
@@ -354,9 +363,14 @@ def figures() -> "dict[str, matplotlib.figure.Figure]":
     found = {
         "claims": verdict_figure(documents_claims(load("claims"))),
         "tabular": ranks_figure(read_records(RECORDS / "tabular.jsonl")),
-        "choosing": pareto(recorded.kinds_points(load("choosing")), layouts["names beside points"]),
+        "alarms": shares_figure(
+            {name: mean_shares(arms) for name, arms in regimes(load("alarms")).items()},
+            "share that rings",
+            float(SHOWN_RATE),
+        ),
+        "choosing": pareto(kinds_points(load("choosing")), layouts["names beside points"]),
         "masksembles-diversity": diversity_figure(_of_table(masks, "masksembles/diversity-and-calibration")),
-        "diversification-guard": recorded.guard_figure(pretrained(heads)),
+        "diversification-guard": diversification.guard_figure(diversification.pretrained(heads)),
         "diversification-strength": sweeps(strengths, "strength", level="deep ensemble"),
         "diversification-size": sweeps(drawn_lines(heads, "diversification/figure-size"), "members"),
         "diversification-trade": trade_figure(

@@ -5,17 +5,22 @@ import re
 import pytest
 from dissensus_studies.recorded import TEMPLATES
 
-PAGES = ("anchoring", "choosing", "claims", "diversification", "masksembles")
+PAGES = ("anchoring", "choosing", "claims", "collusion", "diversification", "masksembles")
 
-# Not prose: code, comments that ask for a table, lines of tables, targets of links, words of others.
-NOT_PROSE = re.compile(r"```.*?```|<!--.*?-->|^\|.*?$|`[^`\n]*`|\]\([^)\n]*\)|\"[^\"\n]*\"", re.DOTALL | re.MULTILINE)
+# Not prose: code, comments that ask for a table, numbers of the record, lines of tables, links and their targets, words of others.
+NOT_PROSE = re.compile(
+    r"```.*?```|<!--.*?-->|^\|.*?$|`[^`\n]*`|<<.*?>>|<http[^>]*>|\]\([^)\n]*\)|\"[^\"\n]*\"", re.DOTALL | re.MULTILINE
+)
 # Words after which a number is a setting.
 SETTING = re.compile(
-    r"\b(?:strengths?|weights?|torch|AdamW at|up to|alpha =|[βSMp] =) [\d./]*\d(?:(?:,| and| or| to) [\d./]*\d)*"
+    r"\b(?:strengths?|weights?|torch|(?:AdamW|Adam|SGD|ResNet-18|test) at|up to|alpha =|[βSMp] =|rate|decay|momentum|by|Theorem|limit of)"
+    r" [\d./]*\d(?:(?:,| and| or| to) [\d./]*\d)*"
     r"|95 % (?:intervals|of \d+ training images)"
 )
 # Decimal numbers, shares and times, errors, and counts such as "13 of 182" or "78 / 40".
-RESULT = re.compile(r"(?<![\w.])[+-]?\d*\.\d+|\b\d+ ?(?:%|points?\b|ms\b|s\b)|± ?\d+|\b\d+ (?:of|/) \d+\b")
+RESULT = re.compile(
+    r"(?<![\w.])[+-]?\d*\.\d+|\b\d+ ?(?:%|points?\b|ms\b|s\b|seconds\b|minutes\b)|± ?\d+|\b\d+ (?:of|/) \d+\b"
+)
 
 
 def typed_results(text):

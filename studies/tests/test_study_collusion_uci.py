@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 
@@ -11,7 +10,16 @@ import pytest
 import torch
 from dissensus_studies import STUDIES
 from dissensus_studies.collusion import theory, uci
-from dissensus_studies.collusion.uci import SEARCH_SPACE, Rows, Settings, by_set, measure_all, train, uci_claims
+from dissensus_studies.collusion.uci import (
+    SEARCH_SPACE,
+    Rows,
+    Settings,
+    by_set,
+    measure_all,
+    train,
+    train_again,
+    uci_claims,
+)
 
 import dissensus as ds
 from dissensus import objectives as obj
@@ -94,14 +102,14 @@ def test_every_beta_is_trained_and_stopped_as_fit_does_it_with_the_joint_objecti
     )
     assert found.validation_error == pytest.approx(run.best, rel=1e-3)
     assert found.epochs * 3 == run.best_step
-    torch.testing.assert_close(found.test_outputs, ds.predict(ensemble, split.test.x)[..., 0], atol=2e-3, rtol=1e-3)
+    found_outputs, wanted = (ds.predict(each, split.test.x)[..., 0] for each in (found.members, ensemble))
+    torch.testing.assert_close(found_outputs, wanted, atol=2e-3, rtol=1e-3)
 
 
 def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_them(split):
     for beta in (0.0, 1.0):
-        found = train(split, SMALL, beta, Settings(most_epochs=8, on_validation_too=True), 3)
         once = train(split, SMALL, beta, Settings(most_epochs=8), 3)
-        assert found.epochs == once.epochs
+        again = train_again(split, SMALL, beta, once.epochs, 3)
         ensemble = ds.DeepEnsemble(lambda: mlp(5, [8], 1), 3, derive(3, "start"))
         ds.fit(
             ensemble,
@@ -116,14 +124,29 @@ def test_training_again_with_the_validation_rows_takes_the_epochs_found_without_
             device="cpu",
             engine="eager",
         )
-        wanted = ds.predict(ensemble, split.test.x)[..., 0]
-        torch.testing.assert_close(found.test_outputs, wanted, atol=2e-3, rtol=1e-3)
+        found, wanted = (ds.predict(each, split.test.x)[..., 0] for each in (again, ensemble))
+        torch.testing.assert_close(found, wanted, atol=2e-3, rtol=1e-3)
 
 
 def test_ensembles_with_the_same_beta_end_the_same_and_members_differ(split):
-    first, again = (train(split, SMALL, 0.5, Settings(most_epochs=3), 0).test_outputs for _ in range(2))
+    first, again = (
+        ds.predict(train(split, SMALL, 0.5, Settings(most_epochs=3), 0).members, split.test.x)[..., 0] for _ in range(2)
+    )
     torch.testing.assert_close(first, again)
     assert (first[0] - first[1]).abs().max() > 0.01
+
+
+def test_a_run_measures_an_ensemble_before_and_after_training_it_again(monkeypatch):
+    monkeypatch.setattr(uci, "search", lambda *rest: (SMALL, []))
+    asked = Settings(betas=(0.0, 1.0), most_epochs=3, on_validation_too=True)
+    rows = uci.measure_run("made", 0, make_problem(), asked)["betas"]
+    for row in rows:
+        assert row["again"]["mse"] != row["mse"]
+        assert row["again"]["member_mse"] - row["again"]["mse"] == pytest.approx(row["again"]["diversity"], rel=1e-6)
+    runs = [{"set": "made", "run": 0, "betas": rows}]
+    before, after = (by_set(runs, again)["made"]["mse"].tolist() for again in (False, True))
+    assert before == [row["mse"] for row in rows]
+    assert after == [row["again"]["mse"] for row in rows]
 
 
 def test_joint_training_explodes_in_diversity_and_a_fifth_of_the_members_is_missed_as_the_closed_form_says():
@@ -204,7 +227,7 @@ def test_without_optuna_the_study_says_how_to_get_it(tmp_path, monkeypatch):
 
 def fake_run(name, run, problem, settings):
     betas = [{"beta": beta, **dict.fromkeys(("mse", "train_mse", "diversity"), 1.0)} for beta in settings.betas]
-    return {"set": name, "run": run, "settings": asdict(settings), "configuration": SMALL, "betas": betas}
+    return {"set": name, "run": run, "configuration": SMALL, "betas": betas}
 
 
 def test_a_study_that_was_ended_goes_on_where_it_was(tmp_path, monkeypatch):
@@ -255,8 +278,8 @@ def test_runs_use_one_thread_and_give_the_others_back(tmp_path, monkeypatch):
 
 
 def with_numbers(**columns):
-    """Ten runs of one set with the same numbers in each, at three values of beta."""
-    betas = (0.0, 0.8, 1.0)
+    """Ten runs of one set with the same numbers in each, at four values of beta."""
+    betas = (0.0, 0.8, 0.9, 1.0)
     rows = [
         {"beta": beta, "train_mse": 0.1, "drop_0.6": 0.0, **{name: values[place] for name, values in columns.items()}}
         for place, beta in enumerate(betas)
@@ -270,16 +293,42 @@ def verdicts(sets):
 
 def test_runs_that_collude_reproduce_every_claim():
     sets = with_numbers(
-        mse=(0.5, 0.5, 0.8), diversity=(0.02, 0.1, 4.0), bias_share=(0.02, 0.02, 0.5), **{"drop_0.6": (0.0, 0.01, 0.6)}
+        mse=(0.5, 0.5, 0.5, 0.8),
+        diversity=(0.02, 0.1, 0.2, 4.0),
+        bias_share=(0.02, 0.02, 0.02, 0.5),
+        **{"drop_0.6": (0.0, 0.01, 0.02, 0.6)},
     )
     assert set(verdicts(sets)) == {"reproduced"}
 
 
+@pytest.mark.parametrize(
+    ("error", "verdict", "measured"),
+    [(0.52, "reproduced", "+4 %, 10 of 10"), (0.8, "not reproduced", "+60 %, 0 of 10")],
+)
+def test_one_set_is_said_to_be_unaffected_and_not_to_be_harmed(error, verdict, measured):
+    same = {"diversity": (0.02,) * 4, "bias_share": (0.1,) * 4}
+    claims = uci_claims({"facebook": with_numbers(mse=(0.5, 0.5, 0.5, error), **same)["made"]})
+    assert not any(claim.statement.startswith("Joint training (β = 1) has a larger test error") for claim in claims)
+    claim = next(claim for claim in claims if claim.statement.startswith("Facebook"))
+    assert (claim.verdict, claim.measured) == (verdict, f"facebook: {measured}")
+
+
+def test_a_set_is_judged_by_its_runs_and_not_by_their_mean():
+    runs = with_numbers(mse=(0.5,) * 4, diversity=(0.02, 0.02, 0.02, 0.1), bias_share=(0.1, 0.1, 0.1, 0.5))["made"]
+    runs.loc[(0, 1.0), "diversity"] = 1000.0
+    explodes = next(claim for claim in uci_claims({"made": runs}) if claim.statement.startswith("It explodes"))
+    assert (explodes.verdict, explodes.measured) == ("not reproduced", "made: 5 ×, 1 of 10")
+    for run in range(3, 10):
+        runs.loc[(run, 1.0), "diversity"] = 1000.0
+    explodes = next(claim for claim in uci_claims({"made": runs}) if claim.statement.startswith("It explodes"))
+    assert explodes.verdict == "unresolved"
+
+
 def test_runs_that_do_not_collude_reproduce_only_that_diversity_is_low():
-    sets = with_numbers(mse=(0.5, 0.5, 0.4), diversity=(0.02, 0.02, 0.02), bias_share=(0.1, 0.1, 0.05))
-    low = "It stays low for most β (below the MSE for all β ≤ 0.8)"
+    sets = with_numbers(mse=(0.5, 0.5, 0.5, 0.4), diversity=(0.02,) * 4, bias_share=(0.1, 0.1, 0.1, 0.05))
+    low = ("Diversity stays low for most β", "… and hardly elsewhere")
     for claim in uci_claims(sets):
-        assert (claim.verdict == "reproduced") == (claim.statement == low), claim
+        assert (claim.verdict == "reproduced") == claim.statement.startswith(low), claim
 
 
 def test_the_quick_study_needs_no_data_and_writes_everything(tmp_path, monkeypatch, capsys):
@@ -290,7 +339,7 @@ def test_the_quick_study_needs_no_data_and_writes_everything(tmp_path, monkeypat
     figures = {"collusion_uci.svg", "collusion_uci.png"}
     assert figures | {"report.html", "results.json", "arms.jsonl"} <= names
     results = json.loads((page.parent / "results.json").read_text(encoding="utf-8"))
-    assert len(results["claims"]) == 8
+    assert len(results["claims"]) == 9
     rows = [row for run in results["runs"] for row in run["betas"]]
     assert len(rows) == 2 * 11
     for row in rows:

@@ -18,9 +18,9 @@ from dissensus_studies.anchoring import (
 )
 from dissensus_studies.anchoring.arms import EPOCHS, SCORES
 from dissensus_studies.harness.arm_log import Record
-from dissensus_studies.harness.claims import Claim
+from dissensus_studies.harness.claims import in_one_word
 from dissensus_studies.harness.image_study import at
-from dissensus_studies.recorded import as_floats
+from dissensus_studies.recorded import as_floats, made, span, whole_runs
 
 Numbers = dict[str, str]
 Networks = Mapping[str, Records]
@@ -69,19 +69,15 @@ COLOURS = {"1 − smooth ECE": 1, "linear probes": 2, "under corruption": 3, "AU
 def networks(rows: Sequence[Record], data: str, architecture: str) -> dict[str, list[Record]]:
     """Return the networks that were trained at the document's length, by row, with the sets that all of them have."""
     found = {}
-    for row in rows:
-        if row["table"] == "anchoring/runs" and _is_whole(row["setting"], data) and "together" not in row["numbers"]:
-            record = as_floats(row["numbers"])
-            if record["setting"]["architecture"] == architecture and record["training"]["epochs"] == EPOCHS:
-                found[row["arm"][0]] = _with_ends(record) | {"source": row}
+    for row in whole_runs(rows, "anchoring", data):
+        record = as_floats(row["numbers"])
+        asked = record["setting"]["architecture"] == architecture and record["training"]["epochs"] == EPOCHS
+        if asked and "together" not in record:
+            found[row["arm"][0]] = _with_ends(record) | {"source": row}
     by_row: dict[str, list[Record]] = {}
     for record in same_sets(found)[0].values():
         by_row.setdefault(record["row"], []).append(record)
     return by_row
-
-
-def _is_whole(setting: Record, data: str) -> bool:
-    return bool(setting["data"] == data and not setting["quick"] and setting["limit"] is None)
 
 
 def _with_ends(record: Record) -> Record:
@@ -120,20 +116,13 @@ def judged_claims(rows: Sequence[Record]) -> dict[str, dict[str, Record]]:
                 if not claim.verdict.startswith("not tested"):
                     found[claim.statement.removesuffix(".") + ending + "."] = {
                         "measured": [claim.measured],
-                        "verdict": verdict_of(claim),
+                        "verdict": in_one_word(claim.verdict),
                         "note": claim.verdict.replace("unresolved", "within noise"),
                         "seeds": min(map(len, part.values())),
                         "setting": place,
                         "command": f"dissensus study anchoring --data DIR{known}",
                     }
     return {"anchoring/claims": found}
-
-
-def verdict_of(claim: Claim) -> str:
-    """Return the verdict of the record: reproduced is what holds in every case that was run."""
-    if "not reproduced" in claim.verdict:
-        return "not reproduced"
-    return "within noise" if "unresolved" in claim.verdict else "reproduced"
 
 
 def _mean(records: Records, pattern: str, *keys: str) -> str:
@@ -261,12 +250,8 @@ def sentence(rows: Sequence[Record]) -> str:
 
 
 def _rests_on(own: Mapping[tuple[str, str], Records], name: str) -> str:
-    arms = [record["source"] for records in own.values() for record in records]
-    counts, dates = sorted({*map(len, own.values())}), sorted({arm["date"] for arm in arms})
-    seeds = f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seed{'s' if counts[-1] > 1 else ''}"
-    machine, torch = arms[0]["machine"], arms[0]["versions"]["torch"]
+    seeds = span(map(len, own.values()))
     return (
-        f"**Ours on {name} are means over {seeds} of {EPOCHS} epochs, as the document's**: {len(arms)} networks in "
-        f"{sum(arm['seconds'] for arm in arms) / 60:.0f} minutes, {machine}, torch {torch}, bf16, "
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}."
+        f"**Ours on {name} are means over {seeds} seed{'' if seeds == '1' else 's'} of {EPOCHS} epochs, as the document's**: "
+        f"{made([record['source'] for records in own.values() for record in records])}, bf16."
     )

@@ -4,7 +4,7 @@ ResNets, a VGG and a small network, five or ten members, probability and score a
 beta from 0 to 1; generalisation gaps over training; members left out at random.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan, sqrt
@@ -34,8 +34,7 @@ from dissensus_studies.harness.image_arms import (
     summary_line,
 )
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table, at
-from dissensus_studies.harness.statistics import Estimate, Summary
-from dissensus_studies.recorded import as_floats
+from dissensus_studies.harness.statistics import Estimate
 
 BETAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 EPOCHS, GAP_EPOCHS = 80, 100
@@ -266,7 +265,8 @@ def _worst(family: Family, name: str, choose: Callable[..., float]) -> Case:
     joint = found.pop(1.0)
     beta = choose(found, key=lambda each: found[each].value)
     above = joint.above(found[beta])
-    text = f"{joint.value:.4f} at beta = 1, next worst {found[beta].value:.4f} at {beta:g}, {found[0.0].value:.4f} at 0"
+    text = f"{joint.value:.4f} at beta = 1, {'lowest' if choose is min else 'highest'} of the others {found[beta].value:.4f} at {beta:g}"
+    text += f", {found[0.0].value:.4f} at 0" if beta else ""
     return text, None if above is None else above == (choose is max)
 
 
@@ -357,173 +357,3 @@ run = ImageStudy(
     ],
     page,
 ).run
-
-
-# What the record's arms make of the page: rows of its table, lines of its figure, verdicts. The arms that were trained longest count;
-# where there are none at beta 0 and 1, the page keeps what it had of shorter runs.
-MAIN = ("cifar10", "resnet18 M=5")
-TABLE = "collusion/between-independent-and-joint-figures-6-13-to-17"
-CNN = ("cifar10", "cnn M=5"), ("cifar10", "cnn M=10")
-# What runs take the place of: a table, a figure of the first family, and the families by how their rows begin.
-SHOWN = (
-    (TABLE, "collusion-images", {"": MAIN}),
-    (f"{TABLE}-2", "collusion-cnn", {"five members, ": CNN[0], "ten members, ": CNN[1]}),
-)
-# Lines of the figure: panel, name, what a record has, colour.
-DRAWN = (
-    ("test accuracy", "ensemble", "accuracy", 0),
-    ("test accuracy", "mean member", "member_accuracy", 2),
-    ("test error of the ensemble, nats", "", "ensemble_error", 0),
-    ("test diversity, nats", "", "diversity", 1),
-)
-# So many times as large is called an explosion; tables rise by more.
-EXPLOSION = 10
-DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
-
-
-def asked_epochs(arm: Record) -> int:
-    """Return how long an arm was to train at most; small networks stop before."""
-    return int(arm["row"]["setting"]["epochs"] or EPOCHS)
-
-
-def sweep_of(rows: Sequence[Record], data: str, family: str) -> Family:
-    """Return the arms of a family by beta, without members left out; empty without both ends."""
-    found: dict[float, list[Record]] = {}
-    own = [
-        {**as_floats(row["numbers"]), "row": row}
-        for row in rows
-        if row["table"] == "collusion/runs" and row["setting"]["data"] == data and not row["setting"]["quick"]
-    ]
-    own = [arm for arm in own if arm["family"] == family and not arm["setting"]["member_dropout"]]
-    longest = max(map(asked_epochs, own), default=0)
-    for arm in own:
-        if asked_epochs(arm) == longest:
-            found.setdefault(arm["setting"]["beta"], []).append(arm)
-    return dict(sorted(found.items())) if {0.0, 1.0} <= set(found) else {}
-
-
-def shown(rows: Sequence[Record]) -> list[Record]:
-    """Return the record as the page shows it: runs in place of what was read off an earlier page."""
-    found = list(rows)
-    for table, figure, families in SHOWN:
-        sweeps = {name: family for name, key in families.items() if (family := sweep_of(rows, *key))}
-        if sweeps:
-            found = [row for row in found if row["table"] != table and row["arm"][0] != figure]
-        for name, family in sweeps.items():
-            for beta, arms in family.items():
-                arm = f"{name if beta == 0.0 else ''}{beta:g}" + (f" ({len(arms)} seeds)" if len(arms) > 1 else "")
-                found.append({"study": "collusion", "table": table, "arm": [arm], "numbers": _numbers(arms)})
-        for family in list(sweeps.values())[:1]:
-            for panel, line, key, colour in DRAWN:
-                points = {"x": list(family), "y": [fmean(arm[key] for arm in arms) for arms in family.values()]}
-                drawn = {"arm": [figure, panel, line], "line": {"colour": colour, "style": "o-"}, "numbers": points}
-                found.append({"study": "collusion", "table": "collusion/figures", **drawn})
-    return found
-
-
-def _numbers(arms: Sequence[Record]) -> dict[str, str]:
-    """Return means over seeds, with half the width of their interval where there are several."""
-
-    def text(values: Iterable[float]) -> str:
-        found = Summary(tuple(values))
-        return f"{found.mean:.3f}" + (f" ± {found.half:.3f}" if len(arms) > 1 else "")
-
-    accuracy, member, error, diversity = (text(arm[key] for arm in arms) for _, _, key, _ in DRAWN)
-    least, best = min(min(arm["members"]) for arm in arms), max(max(arm["members"]) for arm in arms)
-    return {
-        "accuracy": accuracy,
-        "mean member (least to best)": f"{member} ({least:.3f} to {best:.3f})",
-        "ERR, nats": error,
-        "diversity, nats": diversity,
-        "ECE": text(interval_of(arm, "ece")[0] for arm in arms),
-    }
-
-
-def sentence(rows: Sequence[Record], table: str = TABLE) -> str:
-    """Say what a table rests on, and which beta are not told apart from independent training."""
-    (families,) = (families for name, _, families in SHOWN if name == table)
-    sweeps = [family for key in families.values() if (family := sweep_of(rows, *key))]
-    if not sweeps:
-        row = next(row for row in rows if row["table"] == table)
-        return f"{row['setting']} of the document's {EPOCHS}, one seed, {row['machine']}, torch {row['versions']['torch']}, {row['date']}."
-    arms = [arm for family in sweeps for each in family.values() for arm in each]
-    dates, took = sorted({arm["row"]["date"] for arm in arms}), sorted(int(arm["training"]["epochs"]) for arm in arms)
-    early = f", stopped after {took[0]} to {took[-1]}" if took[0] < asked_epochs(arms[0]) else ""
-    machine, torch = arms[0]["row"]["machine"], arms[0]["row"]["versions"]["torch"]
-    accuracy = estimates(sweeps[0], "accuracy")
-    same = [f"{beta:g}" for beta, each in accuracy.items() if beta and each.above(accuracy[0.0]) is None]
-    return (
-        f"CIFAR-10, {asked_epochs(arms[0])} epochs (the document's {EPOCHS}){early}, {len(arms)} arms in "
-        f"{sum(a['row']['seconds'] for a in arms) / 60:.0f} minutes, {machine}, torch {torch}, "
-        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}. ± is half a 95 % interval over seeds. "
-        f"Accuracy within two standard errors of that at beta = 0: {', '.join(same) or 'none'}."
-    )
-
-
-def _worse(family: Family) -> Case:
-    (accuracy, poorer), (error, more_wrong) = least_accurate(family), most_wrong(family)
-    unresolved = None in (poorer, more_wrong) and False not in (poorer, more_wrong)
-    return f"accuracy {accuracy}; ERR {error}", None if unresolved else poorer and more_wrong
-
-
-def _lowest_between(family: Family) -> Case:
-    """Whether an ensemble between the ends has the lowest error, by more than noise."""
-    errors = estimates(family, "ensemble_error")
-    best = min(errors, key=lambda beta: errors[beta].value)
-    text = f"lowest {errors[best].value:.3f} at {best:g}, {errors[0.0].value:.3f} at 0, {errors[1.0].value:.3f} at 1"
-    above = [errors[end].above(errors[best]) for end in (0.0, 1.0) if end != best]
-    return text, best not in (0.0, 1.0) and (True if all(above) else None)
-
-
-def _explodes(family: Family) -> Case:
-    """Whether diversity is ten times as large at 1 as at 0; a smaller rise is a rise."""
-    text, more = compare_diversity(family)
-    low, high = (estimate(family[beta], "diversity").value for beta in (0.0, 1.0))
-    return f"{text}; the limit was {EXPLOSION}", more and high >= EXPLOSION * low
-
-
-def _only_near_one(family: Family) -> Case:
-    """Whether diversity rises by more from 0.8 to 1 than from 0 to 0.8."""
-    spread = {beta: estimate(arms, "diversity").value for beta, arms in family.items()}
-    ratios = [f"{spread[beta] / estimate(arms, 'ensemble_error').value:.2f}" for beta, arms in family.items()]
-    text = f"DIV / ERR {', '.join(ratios)} at {', '.join(f'{beta:g}' for beta in family)}"
-    near = BETAS[-2]
-    return text, spread[1.0] - spread[near] > spread[near] - spread[0.0] if near in family else None
-
-
-# The claims that a family of arms speaks of.
-_JUDGES: Mapping[str, tuple[str, str, Callable[[Family], Case]]] = {
-    "Joint training has the lowest accuracy (figure 6) and the highest test error (17) of all beta: ResNet-18.": (
-        *MAIN,
-        _worse,
-    ),
-    "… ResNet-34 (figures 6, 17).": ("cifar10", "resnet34 M=5", _worse),
-    "… CIFAR-100 (figures 6, 14).": ("cifar100", "resnet18 M=5", _worse),
-    "… ten ResNet-18 (figure 13).": ("cifar10", "resnet18 M=10", _worse),
-    "Joint training is worse with averaged scores too (figure 14).": ("cifar10", "resnet18 M=5 scores", _worse),
-    "Diversity explodes as beta goes to 1.": (*MAIN, _explodes),
-    "It does so only near 1.": (*MAIN, _only_near_one),
-    "Members of a jointly trained ensemble are poor alone.": (*MAIN, compare_members),
-    "Joint training is poor for the CNN, five members (figure 15).": (*CNN[0], _worse),
-    "… ten members (figure 15).": (*CNN[1], _worse),
-    "The CNN has its lowest test error between the ends (figure 15).": (*CNN[0], _lowest_between),
-}
-
-
-def judged_claims(rows: Sequence[Record]) -> dict[str, dict[str, Record]]:
-    """Return what replaces a claim's line, by table and text, for the claims on images that runs speak of."""
-    found = {}
-    for claim, (data, name, judge) in _JUDGES.items():
-        if family := sweep_of(rows, data, name):
-            text, holds = judge(family)
-            verdict = {True: "reproduced", False: "not reproduced", None: "within noise"}[holds]
-            epochs = asked_epochs(family[0.0][0])
-            found[claim] = {
-                "measured": [text],
-                "verdict": verdict if epochs >= EPOCHS else "not tested at the document's length",
-                "note": verdict,
-                "seeds": min(len(family[0.0]), len(family[1.0])),
-                "setting": f"{DATA[data]}, {name}, beta {', '.join(f'{beta:g}' for beta in family)}, {epochs} of {EPOCHS} epochs",
-                "command": f'dissensus study collusion-images --data DIR --known {data} --arms "{name} beta"',
-            }
-    return {"collusion/images": found}

@@ -15,12 +15,13 @@ from typing import Any
 from dissensus._machine import one_thread
 from dissensus_studies.diversification.arms import record_of, with_values
 from dissensus_studies.diversification.data import Material, Pretrained
+from dissensus_studies.diversification.recorded import BMA, PDS, guided_claims, judged
 from dissensus_studies.diversification.settings import pretrained_settings, settings_of
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
 from dissensus_studies.harness.claims import Claim
 from dissensus_studies.harness.figures import Drawing, sweep
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table, at
-from dissensus_studies.recorded import BMA, PDS, framed, guided_claims, judged
+from dissensus_studies.recorded import framed
 
 _JUDGED = (
     "A difference counts beyond its 95 % interval over seeds, by Student's law; one seed has none, and all is within noise. Loss-guided "

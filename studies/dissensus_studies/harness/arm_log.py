@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import platform
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -158,7 +159,7 @@ def read_records(path: Path, settings: Mapping[str, Any]) -> dict[str, Record]:
 
 def keep(path: Path, arm: str, settings: Mapping[str, Any], record: Record) -> Record:
     """Add a record to the file, with when and on what it was made: a page may be written elsewhere; return it."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
     record["made"] = {"date": date.today().isoformat(), "torch": torch.__version__, "device": device}
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"arm": arm, "settings": settings, "record": record})
@@ -170,3 +171,11 @@ def keep(path: Path, arm: str, settings: Mapping[str, Any], record: Record) -> R
         file.flush()
         os.fsync(file.fileno())
     return record
+
+
+def processor() -> str:
+    """Return the name of the processor; of machines that do not tell it, its architecture."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text(encoding="utf-8").splitlines() if listed.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), platform.processor() or platform.machine())

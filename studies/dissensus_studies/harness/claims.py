@@ -1,6 +1,6 @@
 """What a document says, beside what was measured."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dissensus.html import Table
@@ -54,6 +54,32 @@ def over_cases(holds: Mapping[str, bool | None]) -> str:
     cases = {word: [name for name, own in holds.items() if own == each] for each, word in _WORDS.items()}
     found = {word: names for word, names in cases.items() if names}
     return "; ".join(found if len(found) == 1 else (f"{word} for {', '.join(own)}" for word, own in found.items()))
+
+
+def verdict_over(holds: Iterable[bool | None], most: bool = False) -> str:
+    """Return a verdict as the record has it: reproduced is what holds in every case, or where no more is said in most of them.
+
+    Example:
+        >>> verdict_over([True, True, None]), verdict_over([True, True, None], most=True), verdict_over([True, False])
+        ('within noise', 'reproduced', 'not reproduced')
+    """
+    found = list(holds)
+    if most:
+        return next((_WORDS[each] for each in (True, False) if 2 * found.count(each) > len(found)), "within noise")
+    return "not reproduced" if False in found else "within noise" if None in found else "reproduced"
+
+
+def in_one_word(verdict: str) -> str:
+    """Return a verdict as the record has it: reproduced is what holds in every case.
+
+    Example:
+        >>> in_one_word("reproduced for A; unresolved for B"), in_one_word("reproduced for A; not reproduced for B")
+        ('within noise', 'not reproduced')
+    """
+    return next(
+        (v for v in ("not reproduced", "within noise") if v in verdict.replace("unresolved", "within noise")),
+        "reproduced",
+    )
 
 
 def claims_table(claims: list[Claim], caption: str = "") -> Table:

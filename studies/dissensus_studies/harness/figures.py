@@ -255,6 +255,40 @@ def pareto(
     return figure
 
 
+def shares_figure(
+    panels: Mapping[str, Mapping[str, Mapping[str, float]]], xlabel: str, chance: float
+) -> "matplotlib.figure.Figure":
+    """Draw shares as dots: panels by title, in each a row for each name, the largest on average first, and a colour for each kind.
+
+    A line marks what is shown by chance alone.
+    """
+    every = [shares for kinds in panels.values() for shares in kinds.values()]
+    names = sorted(every[0], key=lambda name: -sum(shares[name] for shares in every))
+    figure, axes = plots.panels(len(panels), width=2.5, height=0.25 * len(names) + 1.1)
+    rows = range(len(names), 0, -1)
+    # Kinds are named once, above the first row, where their dots are furthest apart.
+    first = {title: [shares[names[0]] for shares in kinds.values()] for title, kinds in panels.items()}
+    named = max(first, key=lambda title: max(first[title]) - min(first[title]))
+    for ax, (title, kinds) in zip(axes, panels.items(), strict=True):
+        for colour, (kind, shares) in enumerate(kinds.items()):
+            look: dict[str, Any] = {"color": plots.COLOURS[colour]}
+            ax.plot([shares[name] for name in names], rows, "o", markersize=5, **look)
+            if title == named:
+                side = "right" if shares[names[0]] == min(first[title]) else "left"
+                look |= {"textcoords": "offset points", "ha": side, "fontsize": LABEL_SIZE}
+                ax.annotate(kind, (shares[names[0]], len(names)), (6 if side == "right" else -6, 7), **look)
+        ax.axvline(chance, color=plots.NOTE_COLOUR, linestyle="--", linewidth=1)
+        ax.grid(axis="y", color="#EDEDED")
+        ax.set_yticks(rows, names if ax is axes[0] else [""] * len(names))
+        ax.tick_params(axis="y", length=0)
+        ax.spines["left"].set_visible(False)
+        ax.set(
+            xlim=(0, 1.05 * max(max(shares.values()) for shares in every)), ylim=(0.5, len(names) + 1.2), xlabel=xlabel
+        )
+        ax.set_title(title.replace(", ", "\n", 1), loc="left", fontsize=10)
+    return figure
+
+
 def baseline_figure(bars: Mapping[str, tuple[float, float, float]]) -> "matplotlib.figure.Figure":
     """Draw figure 4: every method we have, by AUROC, with its 95 % interval; loss-guided ones stand out."""
     figure, (ax,) = plots.panels(width=6.5, height=0.25 * len(bars) + 0.8)

@@ -34,6 +34,11 @@ class Summary:
 
     values: tuple[float, ...]
 
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Summary":
+        """Summarise measurements."""
+        return cls(tuple(values))
+
     @property
     def mean(self) -> float:
         """Mean over repeats."""
@@ -122,7 +127,7 @@ def over_seeds(records: Iterable[tuple[Any, Any]], read: Callable[[Any], float])
     values: dict[Any, list[float]] = {}
     for key, record in records:
         values.setdefault(key, []).append(read(record))
-    return {key: Summary(tuple(found)) for key, found in values.items()}
+    return {key: Summary.of(found) for key, found in values.items()}
 
 
 def _digits(value: float, size: float | None = None) -> str:

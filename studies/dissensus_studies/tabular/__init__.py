@@ -33,7 +33,7 @@ from dissensus.data.tables import columns_of
 from dissensus.estimators import EnsembleClassifier, EnsembleRegressor, Features
 from dissensus_studies.harness.arm_log import Record
 from dissensus_studies.harness.statistics import Summary
-from dissensus_studies.recorded import markdown, template
+from dissensus_studies.recorded import markdown, span, template
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -339,12 +339,12 @@ MEASURES: Mapping[str, Mapping[str, str]] = {
 
 def write_report(records: Sequence[Record], trials: Sequence[Record] = ()) -> str:
     """Return the page, in Markdown, made from records alone: those of the study, and those that chose the defaults."""
-    first, days = records[0], sorted({line["date"] for line in records})
+    first = records[0]
     ours = [line for line in records if line["method"] == OURS]
     values = {
         "tables": len({line["table"] for line in records}),
         "repeats": len({line["repeat"] for line in records}),
-        "days": " to ".join(dict.fromkeys((days[0], days[-1]))),
+        "days": span(line["date"] for line in records),
         "machine": first["machine"],
         "versions": ", ".join(f"{name} {number}" for name, number in first["versions"].items()),
         "first_seed": first["seed"],
