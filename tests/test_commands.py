@@ -192,7 +192,8 @@ class TestScoreTables:
     @pytest.mark.parametrize("ending", ["csv", "parquet"])
     def test_parts_change_nothing_and_identifiers_come_along(self, table, tmp_path, monkeypatch, ending):
         frame = pd.read_csv(table / "customers.csv")
-        frame["age"] += 0.5  # other rows than the alarm was calibrated on: no ties that rounding would break
+        # Other rows than the alarm was calibrated on, also where an age is missing: no ties that rounding would break.
+        frame["age"] = frame["age"].add(0.5, fill_value=40)
         source = tmp_path / f"in.{ending}"
         frame.to_csv(source, index=False) if ending == "csv" else frame.to_parquet(source)
         said = run("score", table / "run", source, "-o", tmp_path / "whole.csv", "--carry", "town").output

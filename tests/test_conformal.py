@@ -101,13 +101,14 @@ def test_regression_is_told_by_targets_and_goes_by_the_variance_of_means(outputs
 @pytest.mark.parametrize("told", [{}, {"score": "bma"}, {"score": "bma", "loss": "binary_cross_entropy"}])
 def test_several_labels_an_input_are_told_by_targets_or_by_the_loss(told):
     torch.manual_seed(0)
-    ens, x = ds.DeepEnsemble(lambda: nn.Linear(2, 3), 4), torch.randn(99, 2)
+    # New inputs: of those held out rounding would break the ties.
+    ens, x, new = ds.DeepEnsemble(lambda: nn.Linear(2, 3), 4), torch.randn(99, 2), torch.randn(9, 2)
     held_out = x if "loss" in told else (x, torch.randint(0, 2, (99, 3)))
     alarm = ds.Alarm.calibrate(ens, held_out, **told)
     name = told.get("score", "mutual_information")
-    own = ds.predict_scores(ens, x, [name], loss="binary_cross_entropy")[name]
-    expected = (1 + (own[None] >= own[:9, None]).sum(1)) / 100
-    torch.testing.assert_close(alarm.p_values(x[:9]), expected.double())
+    own, ours = (ds.predict_scores(ens, part, [name], loss="binary_cross_entropy")[name] for part in (x, new))
+    expected = (1 + (own[None] >= ours[:, None]).sum(1)) / 100
+    torch.testing.assert_close(alarm.p_values(new), expected.double())
 
 
 @pytest.mark.parametrize("name", REGRESSION_SCORES)

@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dissensus_studies.harness.arm_log import Record
+from dissensus_studies.harness.claims import over_cases, verdict_over
 from dissensus_studies.harness.statistics import Summary
-from dissensus_studies.recorded import GROUPS, as_floats, bare, framed, markdown, mean_text, paired, runs, whole_runs
+from dissensus_studies.recorded import (
+    GROUPS,
+    as_floats,
+    bare,
+    framed,
+    made,
+    markdown,
+    mean_text,
+    paired,
+    runs,
+    whole_runs,
+)
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -454,10 +466,44 @@ def judged_backgrounds(rows: Sequence[Record]) -> dict[str, Record]:
     }
 
 
+# So much longer is longer, and so much is as long.
+LONGER, AS_LONG = 1.1, 1.25
+
+
+def judged_times(rows: Sequence[Record]) -> dict[str, Record]:
+    """Judge what drawing members costs, by the time of a step of heads of ImageNet's size; nothing before all arms are there."""
+    own = [row for row in rows if row["table"] == "diversification/runs" and row["numbers"].get("family") == "timed"]
+    ms = {(s["active"], s["num_members"]): row["numbers"]["ms"] for row in own for s in [row["numbers"]["setting"]]}
+    drawn = [float(ms[count, 5]) for count in (2, 3, 4, 5) if (count, 5) in ms]
+    pairs = [float(ms[2, members]) for members in (2, 5, 50) if (2, members) in ms]
+    if len(drawn) < 4 or len(pairs) < 3:
+        return {}
+    holds = {
+        "the more are drawn": all(after > LONGER * before for before, after in pairwise(drawn)),
+        "pairs": max(pairs) <= AS_LONG * min(pairs),
+    }
+    of_many = float(ms[10, 50]) / float(ms[2, 50])
+    return {
+        "An epoch takes longer the more members a step draws; with pairs its cost does not depend on M.": {
+            "cases": list(holds),
+            "measured": [
+                f"{', '.join(f'{each / drawn[0]:.2f}' for each in drawn[1:])} times as long for 3, 4 and 5 of 5 as for 2, "
+                f"{of_many:.1f} times for 10 of 50",
+                f"{', '.join(f'{each / pairs[0]:.2f}' for each in pairs[1:])} times as long for 2 of 5 and of 50 as for 2 of 2",
+            ],
+            "verdict": verdict_over(holds.values()),
+            "note": over_cases(holds),
+            "seeds": 1,
+            "setting": f"heads 768-768-1000, batch 256, AdamW; {made(own)}",
+            "command": 'dissensus study diversification --data DIR --arms "timed"',
+        }
+    }
+
+
 def judged_claims(rows: Sequence[Record]) -> dict[str, dict[str, Record]]:
     """Return what replaces a claim's line, by table and text; verdicts are of heads on a pretrained backbone."""
     return {
-        "diversification/claims-heads": pretrained_claims(pretrained(rows)),
+        "diversification/claims-heads": pretrained_claims(pretrained(rows)) | judged_times(rows),
         f"{BACKGROUNDS}-2": judged_backgrounds(rows),
     }
 

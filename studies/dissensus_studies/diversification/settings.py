@@ -16,8 +16,8 @@ _NUMBERS = {"A": "active", "M": "num_members", "layers": "layers", "source": "so
 class Setting:
     """One ensemble of the study."""
 
-    # "nets" trained from scratch, "heads" on a frozen backbone, nets on the "spurious" set; or the "backbone" itself.
-    kind: Literal["nets", "backbone", "heads", "spurious"]
+    # "nets" trained from scratch, "heads" on a frozen backbone, nets on the "spurious" set; the "backbone" itself; heads that are "timed".
+    kind: Literal["nets", "backbone", "heads", "spurious", "timed"]
     # "single", "deep", "diverse" (hyperparameters), "ldr" (loss-guided), "a2d" or "divdis" on other images, "two-stage", "joint";
     # "masksembles", "dropout" or "batch" for nets.
     method: str = "deep"
@@ -101,6 +101,8 @@ _ABLATIONS = (
 _SIZES = "deep M={2,10,50}; ldr=0.5 {none,share} A=2 M={2,10,50}; ldr=0 none A=2 M=50; diverse M=50"
 # Table 10: how many members a step draws.
 _DRAWN = "ldr=0.5 none A={3,4,5} M=5; ldr=0.5 none A={5,10} M=50; ldr={0,0.5} none A=2 fixed M=50"
+# The same, and pairs of few and many, for their time alone.
+_TIMED = "ldr=0.5 none A={2,3,4,5} M=5; ldr=0.5 none A=2 M={2,50}; ldr=0.5 none A=10 M=50"
 # Table 8: four members, all of them in every step; the document gives no strengths of A2D and DivDis.
 _SPURIOUS = "deep M=4; ldr=0.5 {none,share} M=4; a2d={0.1,1} M=4; divdis={1,10} M=4"
 # Tables 1 to 3 and figure 4 for networks from scratch, guards and strengths.
@@ -126,6 +128,7 @@ _FULL = (
     ("heads half", _ONCE, "ldr=0 none A=2 M={2,10}; ldr={0.1,1,5,10} {none,share} A=2 M={2,10,50}"),
     ("heads half", _AGAIN, f"ldr=5 {_GUARDS} A=2 M=5"),
     ("heads whole", _AGAIN, _HEADS),
+    ("timed", _ONCE, _TIMED),
 )
 _QUICK = (
     ("nets", _ONCE, _USUAL),
