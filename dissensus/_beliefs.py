@@ -57,7 +57,7 @@ class Beliefs:
     def of(cls, logits: "MemberLogits | Beliefs", weights: MemberWeights | None = None) -> "Beliefs":
         """Check logits (and weights) and wrap them; what is wrapped already passes through unchanged."""
         if not isinstance(logits, Beliefs):
-            check_member_logits(logits, weights, stacklevel=5)
+            check_member_logits(logits, weights)
             return cls.unchecked(logits, weights)
         if weights is not None:
             raise ValueError("`Beliefs` hold their own weights; got more. Give them to `Beliefs.of`.")

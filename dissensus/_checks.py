@@ -4,7 +4,6 @@ Values are looked at through a few whole-tensor reductions that reach the host t
 the device once. Where a bad value sits is searched for only after one was found.
 """
 
-import warnings
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -13,23 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dissensus._signatures import check_dense
+from dissensus._signatures import check_dense, warn
 
 
-def check_member_logits(logits: Tensor, weights: Tensor | None = None, stacklevel: int = 4) -> None:
-    """Refuse what is not finite `(members, batch, classes)` logits, and bad weights; warn if they look like probabilities.
-
-    The warning names the line that is `stacklevel` frames above this one.
-    """
+def check_member_logits(logits: Tensor, weights: Tensor | None = None) -> None:
+    """Refuse what is not finite `(members, batch, classes)` logits, and bad weights; warn if they look like probabilities."""
     check_logits_shape(logits)
     row_sums = logits.detach().sum(-1, dtype=compute_dtype(logits))
     lowest, highest, distance_from_one = _checked_facts(weights, (row_sums - 1).abs().amax(), logits=logits)
     if lowest >= 0 and highest <= 1 and distance_from_one <= _sum_tolerance(logits):
-        warnings.warn(
+        warn(
             "`logits` lie in [0, 1] and sum to 1, so they look like probabilities, but are read as logits. "
-            "If they are probabilities, pass their logarithm.",
-            UserWarning,
-            stacklevel=stacklevel,
+            "If they are probabilities, pass their logarithm."
         )
 
 

@@ -7,11 +7,13 @@ its many forms. torch is not imported here: the conformal functions serve withou
 import inspect
 import sys
 import types
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
 from importlib.util import find_spec
 from math import inf, isnan
 from operator import index
+from os import sep
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -65,6 +67,19 @@ def refuse(reasons: Mapping[str, object]) -> None:
     for sentence, wrong in reasons.items():
         if wrong:
             raise ValueError(sentence)
+
+
+def warn(message: str) -> None:
+    """Warn at the user's line: the nearest one that is neither this package's nor torch's."""
+    own = tuple(
+        f"{Path(sys.modules[name].__file__ or '').parent}{sep}"
+        for name in ("dissensus", "torch")
+        if name in sys.modules
+    )
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith(own):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def need(purpose: str, extra: str, *modules: str) -> None:

@@ -295,6 +295,9 @@ def test_too_few_held_out_inputs_give_everything_and_a_warning():
     with pytest.warns(UserWarning, match="too few"):
         ends = conformal.intervals(([0.0] * 8, [1.0] * 8), range(8), ([0.0], [1.0]), 0.9)
     assert np.isinf(ends).all()
+    with pytest.warns(UserWarning, match="of group 'a', 8, are too few") as told:
+        conformal.intervals(([0.0] * 8, [1.0] * 8), range(8), ([0.0], [1.0]), 0.9, groups_cal=["a"] * 8, groups=["a"])
+    assert told[0].filename == __file__
 
 
 def test_intervals_reach_as_far_as_errors_of_held_out_inputs_did():

@@ -151,6 +151,14 @@ def test_accumulating_joins_the_batches_of_a_loader():
     torch.testing.assert_close(*ends, atol=1e-9, rtol=1e-7)
 
 
+def test_accumulating_weighted_batches_of_their_own_needs_members_apart():
+    x, y = problem()
+    ens, data = ds.PackedEnsemble(small_net, 2), (x, y, torch.rand(60))
+    with pytest.raises(ValueError, match='Pass batches="shared"'):
+        ds.fit(ens, data, epochs=1, accumulate=2, batches="own", device="cpu")
+    ds.fit(ens, data, epochs=1, accumulate=2, batches="shared", device="cpu")
+
+
 def test_parts_of_an_accumulated_batch_draw_their_own_noise():
     """One input in both parts: with masks that they share, weights would move by two sizes only, one and none."""
     x, y = torch.ones(2, 400), torch.zeros(2, dtype=torch.long)

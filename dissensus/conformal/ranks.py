@@ -1,13 +1,12 @@
 """Where new scores rank among those of held-out inputs."""
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dissensus._signatures import checked, is_tensor, real_number
+from dissensus._signatures import checked, is_tensor, real_number, warn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,10 +96,8 @@ def fraction(value: float, name: str) -> float:
 def warn_of_few(num: int, rate: float, who: str, effect: str) -> None:
     """Warn where so few held-out inputs can never be ranked past the rate."""
     if 1 / (num + 1) > rate:
-        warnings.warn(
-            f"{who}, {num}, are too few: {effect}. For a rate of {rate:g}, hold out {round(1 / rate + 0.4999) - 1} or more.",
-            UserWarning,
-            stacklevel=5,
+        warn(
+            f"{who}, {num}, are too few: {effect}. For a rate of {rate:g}, hold out {round(1 / rate + 0.4999) - 1} or more."
         )
 
 

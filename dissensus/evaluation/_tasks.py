@@ -140,8 +140,7 @@ class Classification(Task):
     def check(self, outputs: Tensor) -> None:
         # Values that are not finite are named later, with the row's number in the whole set.
         if bool(outputs.isfinite().all()):
-            # Up to whoever called `evaluate`: through the check of the first batch, its columns, the reader.
-            check_member_logits(outputs, stacklevel=9)
+            check_member_logits(outputs)
 
     def check_targets(self, targets: Tensor, width: int, name: str, start: int) -> None:
         if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:

@@ -1,6 +1,5 @@
 """Sets as users hand them over (files, folders, objects, tensors) -> named, checked and read batch by batch."""
 
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from dissensus._signatures import warn
 from dissensus.data import trees
 from dissensus.data.features import CachedFeatures
 from dissensus.data.files import Loaded, load
@@ -176,12 +176,10 @@ def warn_of_ranges(known: str, known_range: tuple[float, float], name: str, its_
     """Warn where one of two sets of images has pixels from 0 to 1 and the other from 0 to 255."""
     for small, large in ((known_range, its_range), (its_range, known_range)):
         if 0 <= small[0] <= small[1] <= 1 and large[0] >= 0 and large[1] > _NO_FRACTIONS:
-            warnings.warn(
+            warn(
                 f"Images of set {known!r} have values from {known_range[0]:g} to {known_range[1]:g}, those of {name!r} from "
                 f"{its_range[0]:g} to {its_range[1]:g}: one seems to be in 0..1 and the other in 0..255, and any score would "
-                "tell them apart. Bring both to one range.",
-                UserWarning,
-                stacklevel=5,  # whoever called `evaluate`
+                "tell them apart. Bring both to one range."
             )
 
 

@@ -366,7 +366,7 @@ def fit_temperature(logits: Array, labels: Array, of: Literal["members", "pool"]
         <https://arxiv.org/abs/2007.08792>.
     """
     outputs = floats(logits, "logits")
-    check_member_logits(outputs, stacklevel=4)
+    check_member_logits(outputs)
     truth = class_indices(labels, "labels", *outputs.shape[1:]).to(outputs.device)
     fitted = outputs if of == "members" else _pooled(outputs)[None]
     found = [_best_temperature(member, truth) for member in fitted]

@@ -235,6 +235,11 @@ class TrainStep:
     def _of_rows(self, shares: Tensor, block: "Block", rows: Tensor | None) -> Tensor:
         """Return a number for all members as it is, one for each as one for each row of a block."""
         if shares.ndim:
+            if not block.stacked and block.members is None:
+                raise ValueError(
+                    "These members share their parameters: `accumulate` takes weights of examples where members share "
+                    'batches. Pass batches="shared".'
+                )
             shares = (shares[rows] if block.stacked and rows is not None else shares[block.owners])[:, None]
         return shares.to(block.flat.dtype)
 
