@@ -266,6 +266,7 @@ def test_runs_with_all_of_it_resume_exactly(engine, tmp_path):
     part, again = trained((x[:40], y[:40]), checkpoint_dir=tmp_path, resume=True, **settings)
     assert torch.equal(ds.predict(part, x), ds.predict(whole, x))
     assert again.best_steps == run.best_steps
+    assert repr(again).endswith(f", best {run.best:.4g})")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def demo(
 
 # What the repository has and the wheel has not: packages that add a command of their own where they are installed.
 _BESIDE = {
-    "study": ("dissensus_studies", "studies", "Run an experiment of the documents by name (in the repository)."),
+    "study": ("dissensus_studies", "studies", "Run an experiment of the papers by name (in the repository)."),
     "bench": ("dissensus_bench", "benchmarks", "Measure speed beside other libraries (in the repository)."),
 }
 

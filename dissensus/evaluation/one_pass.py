@@ -73,8 +73,8 @@ def evaluate(
 ) -> Evaluation:
     """Measure an ensemble: every score and metric on every set, from one prediction of each input.
 
-    Sets are read batch by batch; of each input there stay about 4 bytes a score and 50 beside, however many members and
-    classes there are. Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and
+    Sets are read batch by batch; of each input there stay about a hundred bytes, and a few for each member,
+    however many classes there are. Intervals are 95 % bootstrap intervals over inputs, by the percentiles of the replicates; for `ece` and
     `smooth_ece`, which count noise as error, these are reflected around the estimate. Averages over corruptions and over the
     sets of a group are means of the single values, never values of pooled inputs.
 

@@ -141,7 +141,8 @@ class Run:
     epoch: int = 0
 
     def __repr__(self) -> str:
-        found = "" if self.best is None else f", best {self.best:.4g} at step {self.best_step}"
+        at = "" if self.best_step is None else f" at step {self.best_step}"
+        found = "" if self.best is None else f", best {self.best:.4g}{at}"
         return f"Run({self.members.num_members} members, {self.epoch} epochs, {self.seconds:.1f} s, engine {self.engine}{found})"
 
 
