@@ -25,10 +25,10 @@ test: .venv/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test-all]"
 	touch $@
 
-# What takes long or needs extras, and the tests of studies and benchmarks; `make test` has the rest.
+# What takes long or needs extras, and the tests and doctests of studies and benchmarks; `make test` has the rest.
 test-all: .venv/.test-all
 	$(RUN)/python -m pytest -n 2 --dist worksteal -q -m slow
-	$(RUN)/python -m pytest -n 2 --dist worksteal -q studies/tests benchmarks/tests
+	$(RUN)/python -m pytest -n 2 --dist worksteal -q studies benchmarks
 
 attack: .venv/.installed
 	$(RUN)/python -m attacks

@@ -12,10 +12,10 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import dissensus as ds
-from dissensus.architectures import mlp, resnet18
+from dissensus.architectures import mlp
 from dissensus.html import Section
 from dissensus_studies.diversification.arms import HEAD_BATCH, HEAD_DECAY, HEAD_RATE
 from dissensus_studies.diversification.data import HEAD_EPOCHS, HIDDEN, features_of, load_backbone
@@ -25,14 +25,13 @@ from dissensus_studies.harness.image_arms import fit_images, measure, on_pixels,
 from dissensus_studies.harness.image_sets import Images, ImageSets
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table, at
 from dissensus_studies.harness.outputs import Outputs
-from dissensus_studies.masksembles import small_network
+from dissensus_studies.masksembles import NETWORKS
 
 NUM_MEMBERS, PARTS = 5, 5
 # False alarms that are allowed, and those that tables show.
 RATES, SHOWN_RATE = (0.01, 0.05), "0.05"
 HELD_OUT = "classes held out"
 EPOCHS = {"small": 15, "resnet18": 30, "heads": HEAD_EPOCHS}
-NETWORKS: Mapping[str, Callable[[int], nn.Module]] = {"small": small_network, "resnet18": resnet18}
 
 
 @dataclass(frozen=True)

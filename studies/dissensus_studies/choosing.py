@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import dissensus as ds
 from dissensus import objectives as obj
-from dissensus.architectures import resnet18
 from dissensus.html import Section
 from dissensus.training.schedules import Cyclic
 from dissensus_studies.harness.arm_log import Arm, Arms, Record, run_arms
@@ -35,7 +34,7 @@ from dissensus_studies.harness.image_sets import Images, ImageSets
 from dissensus_studies.harness.image_study import ImageStudy, Page, Work, arms_table
 from dissensus_studies.harness.outputs import Outputs
 from dissensus_studies.harness.statistics import over_seeds
-from dissensus_studies.masksembles import MaskSetting, small_network
+from dissensus_studies.masksembles import NETWORKS, MaskSetting
 from dissensus_studies.masksembles import make_members as make_masked
 
 NUM_MEMBERS, REPEATS = 4, 3
@@ -100,8 +99,17 @@ class Setting:
         return f"{self.kind}, {self.objective}"
 
 
+def network_of(work: Work) -> str:
+    """Return the name of the network that every kind is made of."""
+    name = work.network or ("small" if work.quick else "resnet18")
+    if name not in NETWORKS:
+        raise ValueError(f"`network` must be one of {', '.join(NETWORKS)}; got {name!r}.")
+    return name
+
+
 def arms_of(work: Work) -> list[Arm]:
     """Return an arm for every combination and seed."""
+    network_of(work)  # A name that does not exist is told before images are trained on.
     return [
         # All arms take about as long: that is what they are made for.
         Arm(f"{each.family} seed={each.seed}", partial(train_and_measure, each, work))
@@ -153,7 +161,7 @@ def train_and_measure(setting: Setting, work: Work) -> Record:
     transform = sets.normalise if setting.kind in NORMALISED or attacked else None
     train = partial(_train, setting, sets, elsewhere, transform)
     budget = work.seconds or (QUICK_SECONDS if quick else SECONDS)
-    network = partial(small_network if quick else resnet18, sets.num_classes)
+    network = partial(NETWORKS[network_of(work)], sets.num_classes)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     if setting.kind == "heads":
@@ -202,6 +210,7 @@ def train_and_measure(setting: Setting, work: Work) -> Record:
         "images_a_second": len(x) / seconds,
         "bytes": peak,
         "parameter_bytes": parameters,
+        "threads": torch.get_num_threads(),
     }
     return found | {"line": summary_line(found)}
 
@@ -301,6 +310,6 @@ run = ImageStudy(
     arms_of,
     page,
     lambda work: reserved(work.sets),
-    options=("seconds", "repeats"),
+    options=("seconds", "network", "repeats"),
     do=_done,
 ).run

@@ -46,6 +46,7 @@ def study(
     setting: Annotated[str | None, _option("Another setting of the study, such as pretrained.", metavar="NAME")] = None,
     backbone: Annotated[str | None, _option(_BACKBONE, metavar="MODULE:FUNCTION")] = None,
     seconds: Annotated[float | None, _option("Train each part for about so many seconds.", min=0)] = None,
+    network: Annotated[str | None, _option("Ensembles of these networks: small, for a CPU, or resnet18.")] = None,
     repeats: Annotated[int | None, _option("Run so many seeds instead of the study's.", min=1)] = None,
 ) -> None:
     """Run an experiment by name, or list the experiments there are.

@@ -32,6 +32,7 @@ ENDED_EPOCHS, OPEN_OOD = 200, (".911", ".947")
 TEST_IMAGES = 10_000
 # Image sets as pages call them.
 DATA = {"fashion_mnist_20k": "Fashion-MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+NETWORKS_SAID = {"resnet18": "ResNet-18", "small": "networks of three convolutions"}
 # Columns of the table of kinds: means over seeds with half their interval's width; then costs, which have none.
 _MEASURED = {
     "accuracy": "test.accuracy",
@@ -41,7 +42,11 @@ _MEASURED = {
     "smooth ECE": "test.smooth_ece",
     "corrupted": "corrupted.all.accuracy",
 }
-_COSTS = {"thousand images a second": ("images_a_second", 1e3, 0), "GB": ("bytes", 1e9, 1)}
+_COSTS: Mapping[str, Mapping[str, tuple[str, float, int]]] = {
+    "resnet18": {"thousand images a second": ("images_a_second", 1e3, 0), "GB": ("bytes", 1e9, 1)},
+    # Two of these arms ran at a time: how fast they predict is not said.
+    "small": {"MB of weights": ("parameter_bytes", 1e6, 2)},
+}
 
 
 def guide(records: Mapping[str, Sequence[Record]]) -> str:
@@ -49,8 +54,8 @@ def guide(records: Mapping[str, Sequence[Record]]) -> str:
     rows, heads, masks = (records[name] for name in ("choosing", "diversification", "masksembles"))
     long = ended(records["anchoring"])
     parts = {
-        **kinds_texts(rows, [Setting(*each).family for each in COMBINATIONS]),
-        "kinds": kinds_table(rows),
+        **kinds_texts(rows, "resnet18"),
+        **{f"small-{name}": text for name, text in kinds_texts(rows, "small").items()},
         "scores": scores_table(rows, heads, long),
         "ended": ended_table(long),
         "ended-how": ended_sentence(long),
@@ -65,42 +70,44 @@ def guide(records: Mapping[str, Sequence[Record]]) -> str:
     return text
 
 
-def budgets(rows: Sequence[Record]) -> dict[int, list[Record]]:
-    """Return the lines of kinds beside each other by the seconds that each was trained for, the longest first."""
+def budgets(rows: Sequence[Record], network: str) -> dict[int, list[Record]]:
+    """Return the lines of kinds made of such networks, by the seconds that each was trained for, the longest first."""
     found: dict[int, list[Record]] = {}
     for row in whole_runs(rows, "choosing", "cifar10"):
-        if row["setting"]["epochs"] is None:
-            found.setdefault(int(row["setting"]["seconds"]), []).append(row)
+        setting = row["setting"]
+        if setting["epochs"] is None and setting.get("network", "resnet18") == network:
+            found.setdefault(int(setting["seconds"]), []).append(row)
     return dict(sorted(found.items(), reverse=True))
 
 
 def kinds(rows: Iterable[Record]) -> dict[str, pd.DataFrame]:
     """Return the seeds of each kind and objective, the lowest NLL first."""
     frame = framed([as_floats(row["numbers"]) for row in rows])
-    families = dict(iter(frame.groupby(frame["family"].str.removesuffix(", independent"), sort=False)))
+    families = dict(iter(frame.groupby(frame["family"].map(_short), sort=False)))
     return dict(sorted(families.items(), key=lambda each: each[1]["test.nll"].mean()))
 
 
-def kinds_table(rows: Sequence[Record]) -> str:
+def kinds_table(rows: Sequence[Record], network: str) -> str:
     """Return kinds and objectives that trained for the same seconds, and whose calibration is not told apart; shorter budgets folded."""
-    (_, longest), *shorter = ((seconds, kinds(own)) for seconds, own in budgets(rows).items())
+    costs = _COSTS[network]
+    (_, families), *shorter = ((seconds, kinds(own)) for seconds, own in budgets(rows, network).items())
     arms = {
         name: {"accuracy": seeds["test.accuracy"].mean(), "ECE": seeds["test.ece"].mean()}
-        for name, seeds in longest.items()
+        for name, seeds in families.items()
     }
-    folded = (fold(f"The same in {seconds} seconds", _one_budget(families)) for seconds, families in shorter)
-    return "\n\n".join([_one_budget(longest), noise_sentence(arms, TEST_IMAGES), *folded])
+    folded = (fold(f"The same in {seconds} seconds", _one_budget(own, costs)) for seconds, own in shorter)
+    return "\n\n".join([_one_budget(families, costs), noise_sentence(arms, TEST_IMAGES), *folded])
 
 
-def _one_budget(families: Mapping[str, pd.DataFrame]) -> str:
+def _one_budget(families: Mapping[str, pd.DataFrame], costs: Mapping[str, tuple[str, float, int]]) -> str:
     lines = []
     for name, seeds in families.items():
         numbers = [_over_seeds(seeds, column) for column in _MEASURED.values()]
         best = [_over_seeds(seeds, seeds.filter(like=f"auroc.{group}.").mean().idxmax()) for group in GROUPS]
-        costs = [f"{seeds[n].mean() / unit:.{digits}f}" if n in seeds else "" for n, unit, digits in _COSTS.values()]
+        paid = [f"{seeds[n].mean() / unit:.{digits}f}" if n in seeds else "" for n, unit, digits in costs.values()]
         head = [name, str(len(seeds)), f"{seeds['training.epochs'].mean():.0f}"]
-        lines.append([*head, *numbers, " / ".join(best), *costs])
-    return markdown(["kind, objective", "seeds", "epochs", *_MEASURED, "near / far, best score", *_COSTS], lines)
+        lines.append([*head, *numbers, " / ".join(best), *paid])
+    return markdown(["kind, objective", "seeds", "epochs", *_MEASURED, "near / far, best score", *costs], lines)
 
 
 def _over_seeds(seeds: pd.DataFrame, column: str) -> str:
@@ -111,36 +118,46 @@ def _over_seeds(seeds: pd.DataFrame, column: str) -> str:
 
 def kinds_points(rows: Sequence[Record]) -> dict[str, tuple[float, float]]:
     """Return microseconds an image and NLL of what was trained for the longest budget."""
-    frame = framed([as_floats(row["numbers"]) for row in next(iter(budgets(rows).values()))])
+    frame = framed([as_floats(row["numbers"]) for row in next(iter(budgets(rows, "resnet18").values()))])
     frame["cost"] = 1e6 / frame["images_a_second"]
     points = frame.groupby("family", sort=False)[["cost", "test.nll"]].mean()
     return {str(family): (cost, nll) for family, cost, nll in points.itertuples()}
 
 
-def kinds_texts(rows: Sequence[Record], combinations: Sequence[str]) -> dict[str, str]:
-    """Return what the guide says around the table of kinds, by name, as far as it follows from the record.
-
-    `combinations` are all families of the study.
-    """
-    found = budgets(rows)
+def kinds_texts(rows: Sequence[Record], network: str) -> dict[str, str]:
+    """Return the table of kinds made of such networks, and what the guide says around it as far as it follows from the record, by name."""
+    found = budgets(rows, network)
     longest, *shorter = found
     families = kinds(found[longest])
-    machines = " and ".join(sorted({row["machine"].removeprefix("NVIDIA ") for row in found[longest]}))
     counts = sorted({len(seeds) for seeds in families.values()})
     several = f"{span(counts)} seeds; ± is half a 95 % interval over them."
     repeats = "One seed each: differences of a point or less say nothing." if counts == [1] else several
     folded = f" ({', '.join(map(str, shorter))} in what is folded)" if shorter else ""
-    absent = [each for each in combinations if each.removesuffix(", independent") not in families]
+    absent = [name for each in COMBINATIONS if (name := _short(Setting(*each).family)) not in families]
     names = list(families)
     return {
-        "setting": f"CIFAR-10, ResNet-18, four members, one {machines}, bf16: **every arm trained for the same {longest} "
-        f"seconds**{folded}, in as many epochs as fit. {repeats}",
+        "kinds": kinds_table(rows, network),
+        "setting": f"CIFAR-10, {NETWORKS_SAID[network]}, four members, {_machine(found[longest])}: "
+        f"**every arm trained for the same {longest} seconds**{folded}, in as many epochs as fit. {repeats}",
         "figure": f"NLL on test images against the microseconds that a prediction of all members takes, after {longest} seconds of "
         f"training; the lowest NLL have {'; '.join(names[:3])}, the highest {'; '.join(names[-3:])}",
-        "absent": f"In the study, but not in the table: {'; '.join(absent).replace(', independent', '') or 'nothing'}.",
-        "command": f"dissensus study choosing --seconds {longest} --repeats {counts[-1]}",
+        "absent": f"In the study, but not in the table: {'; '.join(absent) or 'nothing'}.",
+        "command": f"dissensus study choosing --network {network} --seconds {longest} --repeats {counts[-1]}",
         "compared": "; ".join(filter(None, (_compared(seconds, kinds(own)) for seconds, own in found.items()))),
     }
+
+
+def _short(family: str) -> str:
+    return family.removesuffix(", independent")
+
+
+def _machine(rows: Sequence[Record]) -> str:
+    """Return on what arms were run."""
+    names = " and ".join(sorted({row["machine"].removeprefix("NVIDIA ") for row in rows}))
+    threads = {int(row["numbers"]["threads"]) for row in rows if "NVIDIA" not in row["machine"]}
+    if not threads:
+        return f"one {names}, bf16"
+    return f"{'one thread' if threads == {1} else f'{span(threads)} threads'} of {names}"
 
 
 def _compared(seconds: int, families: Mapping[str, pd.DataFrame]) -> str:
@@ -189,7 +206,7 @@ def ended_sentence(frame: pd.DataFrame) -> str:
 
 def scores_table(rows: Sequence[Record], heads: Sequence[Record], long: pd.DataFrame) -> str:
     """Return how each score detects on average: in kinds of the longest budget, in heads that keep members, and in `long`."""
-    tabled = pd.concat(kinds(next(iter(budgets(rows).values()))).values())
+    tabled = pd.concat(kinds(next(iter(budgets(rows, "resnet18").values()))).values())
     groups = {"kinds": tabled[tabled["auroc.near.mutual_information"].notna()], "heads": kept_heads(heads)}
     if "together.nets" in long:
         groups["to the end"] = long[long["together.nets"].notna()]

@@ -32,6 +32,8 @@ def markdown(header: Sequence[str], lines: Iterable[Sequence[str]], rule: str = 
         |---|---|
         | 1 | |
     """
+    lines = list(lines)
+    assert all(len(line) == len(header) for line in lines), "a line has more or fewer cells than there are columns"
     rule = rule or ("| " + " | ".join(["---"] * len(header)) + " |" if wide else "|" + "---|" * len(header))
     wide = " --- " in rule
     rows = ["|" + "".join(f" {cell} |" if cell or wide else " |" for cell in line) for line in (header, *lines)]

@@ -30,6 +30,7 @@ from dissensus_studies.alarms import SHOWN_RATE, mean_shares
 from dissensus_studies.anchoring import recorded as anchoring
 from dissensus_studies.collusion import recorded as collusion
 from dissensus_studies.collusion import theory
+from dissensus_studies.deep_ensembles import recorded as deep_ensembles
 from dissensus_studies.deep_ensembles.regression import DRAWN, count_figure
 from dissensus_studies.deep_ensembles.uci import change_figure
 from dissensus_studies.diversification import recorded as diversification
@@ -89,12 +90,14 @@ def load(name: str, folder: Path = RECORDS) -> list[Record]:
 SHOWN_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], list[Record]]] = {
     "anchoring": anchoring.shown,
     "collusion": collusion.shown,
+    "deep-ensembles": deep_ensembles.shown,
     "diversification": diversification.shown,
     "masksembles": masksembles.shown,
 }
 JUDGED_BY_RUNS: Mapping[str, Callable[[Sequence[Record]], Mapping[str, Mapping[str, Record]]]] = {
     "anchoring": anchoring.judged_claims,
     "collusion": collusion.judged_claims,
+    "deep-ensembles": deep_ensembles.judged_claims,
     "diversification": diversification.judged_claims,
     "masksembles": masksembles.judged_claims,
 }
@@ -202,7 +205,8 @@ def _short_table(claims: Sequence[Record]) -> str:
     for claim in claims:
         verdict, measured = f"**{claim['verdict']}**", measured_of(claim)
         if claim["verdict"] == VERDICTS[-1]:
-            verdict = f"short runs only: {claim['note']}" if claim["note"] != "not tested" else "not tested"
+            said = claim["note"].startswith(("not tested", "other data", "void"))
+            verdict = claim["note"] if said else f"short runs only: {claim['note']}"
         elif claim["note"] not in ("", claim["verdict"]):
             verdict += f" ({claim['note']})"
         lines.append([claim["claim"], verdict, "; ".join(measured), str(claim["seeds"] or "")])
@@ -253,7 +257,11 @@ def table_of(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
         header = [*layout["columns"][:-1], "verdict", "in words"]
         for row in rows:
             group = [row["group"], *("" for _ in header[1:])] if "group" in row else []
-            lines.append(group or [row["claim"], *row["measured"], row["verdict"], row["note"]])
+            # What a claim says of some cases only stands in their columns.
+            found = dict(zip(row["cases"], row["measured"], strict=True)) if "cases" in row else {}
+            names = layout["columns"][1:-1]
+            measured = [found.get(name, "") for name in names] if found.keys() & {*names} else row.get("measured", [])
+            lines.append(group or [row["claim"], *measured, row["verdict"], row["note"]])
         return markdown(header, lines)
     if layout["kind"] == "transposed":
         for line in layout["rows"]:
@@ -355,7 +363,7 @@ def verdict_figure(claims: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 def figures() -> "dict[str, matplotlib.figure.Figure]":
     """Draw the figures of the pages from the record, by file name."""
-    heads, masks, deep = load("diversification"), shown("masksembles"), load("deep-ensembles")
+    heads, masks, deep = load("diversification"), shown("masksembles"), shown("deep-ensembles")
     layouts = json.loads(template("figures.json"))
     strengths = drawn_lines(heads, "diversification/figure-strength")
     worst, detected = (strengths[title] for title in ("worst member's accuracy", "AUROC of PDS, severity 5"))

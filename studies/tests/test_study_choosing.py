@@ -29,6 +29,12 @@ def test_every_kind_gives_an_output_a_member(kind, sets):
     assert members(x).shape == (1 if kind == "single" else 4, 3, sets.num_classes)
 
 
+def test_a_network_that_does_not_exist_is_told_before_anything_is_trained(tmp_path):
+    with pytest.raises(ValueError, match="`network` must be one of small, resnet18; got 'vgg'"):
+        STUDIES["choosing"].run(tmp_path, quick=True, network="vgg")
+    assert not (tmp_path / "arms.jsonl").exists()
+
+
 @pytest.mark.slow
 def test_the_whole_table_on_a_few_images(tmp_path):
     page = STUDIES["choosing"].run(tmp_path, quick=True, epochs=1, limit=60)

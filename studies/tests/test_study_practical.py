@@ -265,6 +265,10 @@ def test_the_regression_study_writes_its_page(tmp_path, monkeypatch, capsys):
     results = check_outputs(tmp_path / "new" / "folder", page)
     assert len(results["repeats"]) == len(regression.ARMS) * len(counts)
     assert all(claim["verdict"] for claim in results["claims"])
+    lines = [json.loads(line) for line in (tmp_path / "new" / "folder" / "arms.jsonl").read_text().splitlines()]
+    assert len(lines) == len(results["repeats"]) + 1
+    assert lines[0]["record"]["repeats"]["nll"] == results["repeats"]["Gaussian, 1 members"]["nll"]["values"]
+    assert lines[0]["settings"]["quick"]
     assert "Laplace + adversarial" in capsys.readouterr().out
 
 
@@ -279,6 +283,8 @@ def test_the_classification_study_writes_its_page(tmp_path, monkeypatch, capsys)
     page = STUDIES["practical-classification"].run(tmp_path, quick=True)
     results = check_outputs(tmp_path, page)
     assert set(results["arms"]) == set(spirals.ARMS)
+    lines = (tmp_path / "arms.jsonl").read_text().splitlines()
+    assert [json.loads(line)["record"]["arm"] for line in lines] == [*spirals.ARMS]
     assert "usual loss" in capsys.readouterr().out
 
 

@@ -259,6 +259,11 @@ def image_claims(families: Mapping[str, Family], gaps: Mapping[str, Family], dro
     return [*(Claim.over(*each) for each in judged), *_dropout_claims(dropped)]
 
 
+def _within(one: Estimate, other: Estimate) -> str:
+    noise = one.noise(other)
+    return f" (± {noise:.4f})" if noise else ""
+
+
 def _worst(family: Family, name: str, choose: Callable[..., float]) -> Case:
     """Compare beta = 1 with the worst of the others, which `choose` finds among their values: `min` or `max`."""
     found = estimates(family, name)
@@ -267,6 +272,7 @@ def _worst(family: Family, name: str, choose: Callable[..., float]) -> Case:
     above = joint.above(found[beta])
     text = f"{joint.value:.4f} at beta = 1, {'lowest' if choose is min else 'highest'} of the others {found[beta].value:.4f} at {beta:g}"
     text += f", {found[0.0].value:.4f} at 0" if beta else ""
+    text += _within(joint, found[beta])
     return text, None if above is None else above == (choose is max)
 
 
@@ -278,6 +284,7 @@ def _ends(family: Family, read: Callable[[Sequence[Record]], Estimate], text: st
     """Compare joint with independent training: a text of both numbers and their ratio, and whether it is as expected."""
     independent, joint = (read(family[beta]) for beta in (0.0, 1.0))
     found = text.format(independent.value, joint.value, joint.value / max(independent.value, 1e-12))
+    found += _within(joint, independent)
     return found, independent.above(joint) if falls else joint.above(independent)
 
 

@@ -277,6 +277,11 @@ class Detector:
 Finding = tuple[dict[str, Summary], str]
 
 
+def _apart(case: Summary) -> str:
+    """Return a difference with its interval over seeds, where there are several."""
+    return f" ({mean_text(case, signed=True)})" if len(case.values) > 1 else ""
+
+
 def _detects(first: Sequence[Detector], second: Sequence[Detector], prefix: str = "") -> Finding:
     """Return by how much the best of the first detects better than the best of the second on each part, and both numbers as text."""
     cases, texts = {}, []
@@ -285,7 +290,7 @@ def _detects(first: Sequence[Detector], second: Sequence[Detector], prefix: str 
         if own and others:
             best, rival = (max(side, key=lambda each: fmean(each.arms[each.column(part)])) for side in (own, others))
             cases[called] = paired(best.arms, rival.arms, best.column(part), rival.column(part))
-            texts.append(f"{called} {best.text(part)} against {rival.text(part)}")
+            texts.append(f"{called} {best.text(part)} against {rival.text(part)}{_apart(cases[called])}")
     return cases, prefix + ", ".join(texts)
 
 
@@ -318,13 +323,13 @@ def guided_claims(frame: pd.DataFrame) -> dict[str, Finding]:
     found: dict[str, Finding] = {
         "Loss-guided members give more different answers on every set.": (
             {name.removeprefix("unique."): paired(guided, plain, name) for name in sets},
-            f"{_mean(guided, KNOWN)} against {_mean(plain, KNOWN)} on known, {_mean(guided, other)} against "
-            f"{_mean(plain, other)} on {images} images"
+            f"{_mean(guided, KNOWN)} against {_mean(plain, KNOWN)}{_apart(paired(guided, plain, KNOWN))} on known, "
+            f"{_mean(guided, other)} against {_mean(plain, other)}{_apart(paired(guided, plain, other))} on {images} images"
             + (f"; guarded {_mean(guarded, KNOWN)} and {_mean(guarded, other)}" if len(guarded) else ""),
         ),
         "Diversity rises with the strength.": (
             {f"{b} against {a}": paired(strengths[b], strengths[a], KNOWN) for a, b in pairwise(strengths)},
-            f"different answers {', '.join(_mean(own, KNOWN) for own in strengths.values())} at {', '.join(strengths)}",
+            f"different answers {', '.join(mean_text(Summary.of(own[KNOWN])) for own in strengths.values())} at {', '.join(strengths)}",
         ),
         "Some strength detects better with PDS than none.": _detects(
             [Detector(own, PDS, f"at {s}") for s, own in strengths.items()], by(PDS, "deep")
@@ -345,6 +350,9 @@ def guided_claims(frame: pd.DataFrame) -> dict[str, Finding]:
         ),
         "More members detect better (PDS).": _detects(
             own_pds, [Detector(arms.get(f"{_LOSS_GUIDED} M=2", frame[:0]), PDS)], "5 against 2: "
+        ),
+        f"Beyond five, more members help only marginally ({LITTLE:g}), but at severity 1 (PDS, figure 5).": _little_more(
+            arms.get(f"{_LOSS_GUIDED} M=10", frame[:0]), guided
         ),
         "Loss-guided weights detect better than two stages (PDS).": _detects(own_pds, by(PDS, "two-stage=0.5")),
         "By BMA, diverse hyperparameters detect best of all ensembles.": _detects(
@@ -373,9 +381,35 @@ def guided_claims(frame: pd.DataFrame) -> dict[str, Finding]:
         "Averaged weights (soup) do better under corruption than those of any other method.": _right(
             guided, rivals, "soup"
         ),
+        "Drawing pairs without disagreement (strength 0) does best under corruption, by averaged logits.": _right(
+            arm("ldr=0 none"), rivals | {_name(guided): guided}, "mean_logits"
+        ),
+        "By the best member, chosen by hindsight, diverse hyperparameters beat dedicated methods under corruption.": _right(
+            arm("diverse"), {name: own for name, own in _dedicated(rivals, guided).items() if len(own)}, "oracle"
+        ),
         f"Where the images to disagree on come from matters little ({LITTLE:g}).": same_elsewhere(arms),
     }
     return {claim: each for claim, each in found.items() if each[0] and all(case.values for case in each[0].values())}
+
+
+def _dedicated(rivals: Mapping[str, pd.DataFrame], guided: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the arms of methods made for diversity."""
+    made_for_it = ("a2d", "divdis", "two-stage")
+    return {name: own for name, own in rivals.items() if own.iloc[0]["setting.method"] in made_for_it} | {
+        _name(guided): guided
+    }
+
+
+def _little_more(more: pd.DataFrame, five: pd.DataFrame) -> Finding:
+    """Return how far below `LITTLE` it stays by how much more members detect better than five, but at severity 1."""
+    cases, texts = {}, []
+    for part, called in PARTS.items():
+        column = f"auroc.{part}.{PDS}"
+        gain = paired(more, five, column) if column in five else Summary(())
+        if part != "C-1" and gain.values:
+            cases[called] = Summary.of(LITTLE - value for value in gain.values)
+            texts.append(f"{called} {mean_text(gain, signed=True)}")
+    return cases, f"10 against 5: {', '.join(texts)}"
 
 
 def _differ(first: pd.DataFrame, second: pd.DataFrame, names: tuple[str, str], sets: Sequence[str]) -> Finding:
@@ -386,8 +420,7 @@ def _differ(first: pd.DataFrame, second: pd.DataFrame, names: tuple[str, str], s
     one, other = (own.assign(answers=own[whole].mean(axis=1)) for own in (first, second))
     case = paired(one, other, "answers")
     texts = (f"{_mean(own, 'answers')} {name}" for own, name in zip((one, other), names, strict=True))
-    difference = f" (difference {mean_text(case, signed=True)})" if case.values else ""
-    return {"all": case}, f"different answers, mean over {len(whole)} sets: {', '.join(texts)}{difference}"
+    return {"all": case}, f"different answers, mean over {len(whole)} sets: {', '.join(texts)}{_apart(case)}"
 
 
 def _right(first: pd.DataFrame, others: Mapping[str, pd.DataFrame], way: str) -> Finding:
@@ -396,11 +429,12 @@ def _right(first: pd.DataFrame, others: Mapping[str, pd.DataFrame], way: str) ->
     for part in ("C-1", "C-5"):
         name = f"accuracy.{part}.{way}"
         found = {called: own for called, own in others.items() if name in own and own[name].notna().all()}
-        if name in first and found:
+        if len(first) and name in first and found:
             best = max(found, key=lambda called: fmean(found[called][name]))
             cases[PARTS[part]] = paired(first, found[best], name)
             logits = f", averaged logits {_mean(first, f'accuracy.{part}.mean_logits')}" if way == "soup" else ""
-            texts.append(f"{PARTS[part]} {_mean(first, name)}{logits}, against {_mean(found[best], name)} ({best})")
+            against = f"{_mean(found[best], name)} ({best}){_apart(cases[PARTS[part]])}"
+            texts.append(f"{PARTS[part]} {_mean(first, name)}{logits}, against {against}")
     return cases, "; ".join(texts)
 
 
@@ -455,7 +489,7 @@ def judged_backgrounds(rows: Sequence[Record]) -> dict[str, Record]:
     if not (guided and others):
         return {}
     (best, served), (rival, most) = (max(each.items(), key=lambda item: item[1]) for each in (guided, others))
-    note = "reproduced" if served > most else "not reproduced"
+    note = f"other data than the document's: {'reproduced' if served > most else 'not reproduced'}"
     measured = f"{bare(served)} ({best}) against {bare(most)} ({rival})"
     setting = "animals and vehicles of CIFAR-10 on scenes, four ResNet-18; one seed"
     return {

@@ -34,6 +34,7 @@ class Work:
     # For the setting "pretrained": a network that was trained elsewhere, `"module:function"`.
     backbone: str | None = None
     seconds: float | None = None  # Train each arm for about so long.
+    network: str | None = None  # Of which networks ensembles are made.
     repeats: int | None = None  # Run so many seeds.
     sets: ImageSets = field(kw_only=True)
     material: Any = None  # What `prepare` of the study makes.
@@ -41,7 +42,7 @@ class Work:
     @property
     def identity(self) -> dict[str, object]:
         """The settings under which arms are the same arms: others begin anew."""
-        asked = {name: getattr(self, name) for name in ("epochs", "limit", "quick", "backbone", "seconds")}
+        asked = {name: getattr(self, name) for name in ("epochs", "limit", "quick", "backbone", "seconds", "network")}
         found = {"data": self.sets.name, **asked, "images": len(self.sets.train.x)}
         return {name: value for name, value in found.items() if value is not None or name in ("epochs", "limit")}
 
@@ -79,7 +80,7 @@ class ImageStudy:
 
         `options` are those of `Work`.
         """
-        of_some = {"backbone", "seconds", "repeats"} - {*self.options}
+        of_some = {"backbone", "seconds", "network", "repeats"} - {*self.options}
         taken = {each.name for each in fields(Work)} - {"sets", "material", *of_some}
         options = {name: value for name, value in options.items() if value is not None}
         if lacking := [name for name in options if name not in taken]:

@@ -2,6 +2,7 @@
 
 import json
 import platform
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -12,6 +13,7 @@ import torch
 
 from dissensus import plots
 from dissensus.html import Picture, Section, Table, cell_text, write_page
+from dissensus_studies.harness.arm_log import keep
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -23,6 +25,7 @@ class Outputs:
 
     folder: Path
     sections: list[Section] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +46,13 @@ class Outputs:
         }
         text = json.dumps({**values, "measured_on": measured_on}, indent=1, default=_as_json)
         (self.folder / "results.json").write_text(text + "\n", encoding="utf-8")
+
+    def arms(self, records: Mapping[str, dict[str, Any]], settings: Mapping[str, Any]) -> None:
+        """Write `arms.jsonl`, which `python -m dissensus_studies.results add` reads, for arms that were trained in one go."""
+        path = self.folder / "arms.jsonl"
+        path.unlink(missing_ok=True)
+        for name, record in records.items():
+            keep(path, name, settings, {**record, "arm_seconds": (time.monotonic() - self.begun) / len(records)})
 
     def page(self, title: str, lead: str) -> Path:
         """Write the page; return its path."""

@@ -203,8 +203,12 @@ class Estimate:
 
     def above(self, other: "Estimate") -> bool | None:
         """Whether this is larger; None where the difference is within two standard errors. Without errors, as it is."""
-        difference, errors = self.value - other.value, [e for e in (self.error, other.error) if not isnan(e)]
-        return None if abs(difference) <= 2 * sqrt(sum(e**2 for e in errors)) else difference > 0
+        difference = self.value - other.value
+        return None if abs(difference) <= self.noise(other) else difference > 0
+
+    def noise(self, other: "Estimate") -> float:
+        """Two standard errors of the difference; 0 where none is known."""
+        return 2 * sqrt(sum(error**2 for error in (self.error, other.error) if not isnan(error)))
 
 
 def ece_floor(confidence: ArrayLike, bins: int = 15, seed: int = 0) -> float:
