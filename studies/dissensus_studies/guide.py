@@ -138,9 +138,9 @@ def kinds_texts(rows: Sequence[Record], network: str) -> dict[str, str]:
     return {
         "kinds": kinds_table(rows, network),
         "setting": f"CIFAR-10, {NETWORKS_SAID[network]}, four members, {_machine(found[longest])}: "
-        f"**every arm trained for the same {longest} seconds**{folded}, in as many epochs as fit. {repeats}",
+        f"**every arm trained for the same {longest} seconds**{folded}. {repeats}",
         "figure": f"NLL on test images against the microseconds that a prediction of all members takes, after {longest} seconds of "
-        f"training; the lowest NLL have {'; '.join(names[:3])}, the highest {'; '.join(names[-3:])}",
+        f"training; the lowest NLL has {names[0]}, the highest {names[-1]}",
         "absent": f"In the study, but not in the table: {'; '.join(absent) or 'nothing'}.",
         "command": f"dissensus study choosing --network {network} --seconds {longest} --repeats {counts[-1]}",
         "compared": "; ".join(filter(None, (_compared(seconds, kinds(own)) for seconds, own in found.items()))),

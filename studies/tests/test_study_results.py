@@ -476,7 +476,7 @@ def test_kinds_have_a_table_for_each_budget_the_longest_first(tmp_path):
     page = results.pages(tmp_path)["../choosing.md"]
     first, folded = page.split("<details", 1)
     assert (
-        "**every arm trained for the same 90 seconds** (30 in what is folded), in as many epochs as fit. 2 to 3 seeds; ±"
+        "**every arm trained for the same 90 seconds** (30 in what is folded). 2 to 3 seeds; ±"
         in first
     )
     row = "| deep | 3 | 8 | .900 ± .000 | .890 ± .000 | .210 ± .025 | .030 ± .000 | .010 ± .000 | .700 ± .000 |"
