@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dissensus._checks import check_member_logits, compute_dtype
+from dissensus._checks import brought, check_member_logits, compute_dtype
 from dissensus.objectives.losses import weighted_mean
 from dissensus.types import Float, Int, MemberLogits, MemberWeights, Probs, Scores
 
@@ -68,7 +68,7 @@ class Beliefs:
         """Wrap logits known to be good; nothing looks at values, so scores can be compiled and captured."""
         wide = logits.detach().to(compute_dtype(logits))
         if weights is not None:
-            weights = weights.detach().to(wide.device, wide.dtype, non_blocking=True)
+            weights = brought(weights.detach(), wide.device, wide.dtype)
         return cls(wide, weights)
 
     def mean(self, values: Tensor) -> Tensor:

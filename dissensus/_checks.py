@@ -155,6 +155,11 @@ def compute_dtype(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
+def brought(values: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return values in another place and dtype. A GPU's own order sees to it that they arrive first; a CPU has to wait for them."""
+    return values.to(device, dtype, non_blocking=device.type == "cuda")
+
+
 def _check_tensor(name: str, values: Tensor) -> None:
     if not isinstance(values, Tensor):
         raise ValueError(f"`{name}` must be a torch tensor; got {type(values).__name__}. Convert it first.")
@@ -206,7 +211,7 @@ def _to_host(facts: list[Tensor]) -> list[float]:
     """Numbers of any dtype and device, read with one wait for the device."""
     device = facts[0].device
     dtype = reduce(torch.promote_types, (fact.dtype for fact in facts))
-    together = torch.stack([fact.to(device, dtype, non_blocking=True) for fact in facts])
+    together = torch.stack([brought(fact, device, dtype) for fact in facts])
     return [float(fact) for fact in together.tolist()]
 
 

@@ -137,6 +137,8 @@ def linear_probe(
     x_test, y_test = features("test", test, x.shape[1])
     check_labels_fit(y_test, classes, "test")
     held_out = None if validation is None else features("validation", validation, x.shape[1])
+    if held_out is not None:
+        check_labels_fit(held_out[1], classes, "validation")
     sgd = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed}
     solve = partial(_by_lbfgs, classes, max_steps) if method == "lbfgs" else partial(_by_sgd, classes, sgd)
     curve: tuple[Tried, ...] = ()
@@ -144,7 +146,6 @@ def linear_probe(
     if len(tried) > 1:
         if held_out is None:
             (x, y), held_out = _split(x, y, validation_share, seed)
-        check_labels_fit(held_out[1], classes, "validation")
         heads = list(_path(solve, x, y, tried, _CHOOSING, standardise))
         curve = tuple(_tried(strength, head, *held_out) for strength, head in heads)
         strength = max(curve, key=lambda tried: (tried.accuracy, -tried.nll)).strength

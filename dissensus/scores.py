@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dissensus._beliefs import VECTOR, by_blocks, deviations
 from dissensus._beliefs import Beliefs as Beliefs
-from dissensus._checks import check_mean_and_scale, compute_dtype
+from dissensus._checks import brought, check_mean_and_scale, compute_dtype
 from dissensus._signatures import checked
 from dissensus.objectives.losses import shares_of, weighted_mean
 from dissensus.types import Float, MemberLogits, MemberOutputs, MemberWeights, Scores
@@ -478,7 +478,7 @@ def _variance_parts(
 ) -> tuple[Variances, Variances]:
     check_mean_and_scale(mean, scale, weights)
     mean, scale = mean.detach().to(compute_dtype(mean)), scale.detach().to(compute_dtype(scale))
-    weights = None if weights is None else weights.detach().to(mean.device, mean.dtype, non_blocking=True)
+    weights = None if weights is None else brought(weights.detach(), mean.device, mean.dtype)
     data = _VARIANCE_OF_UNIT_SCALE[family] * weighted_mean(scale.square(), weights)
     # Centred first: the mean square less the squared mean has no digits left where large means agree.
     knowledge = weighted_mean(deviations(mean, weights).square(), weights)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
 from dissensus import conformal
+from dissensus.data.files import load
 from dissensus.scores import REGRESSION_SCORES, SCORES
 
 RNG = np.random.default_rng(0)
@@ -96,6 +97,39 @@ def test_regression_is_told_by_targets_and_goes_by_the_variance_of_means(outputs
     means = ds.predict(ens, x)[..., : 1 if len(targets) == 1 else targets[1]]
     by_hand = means.var(0, unbiased=False).mean(-1).double().numpy()
     np.testing.assert_allclose(alarm.calibration[None], np.sort(by_hand), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["path", "loaded"])
+def test_targets_of_files_tell_how_outputs_are_read(tmp_path, kind):
+    """A Gaussian head (mean, rho) on a file with float targets is no pair of class logits."""
+    ens, x = regressor(2), inputs()
+    np.savez(tmp_path / "held_out.npz", x=x.numpy(), y=np.random.default_rng(0).normal(size=120).astype(np.float32))
+    np.savez(tmp_path / "bare.npz", x=x.numpy())
+    held_out, bare = tmp_path / "held_out.npz", tmp_path / "bare.npz"
+    if kind == "loaded":
+        held_out, bare = load(held_out), load(bare)
+    alarm = ds.Alarm.calibrate(ens, held_out)
+    assert (alarm.scorer.score, alarm.scorer.loss) == ("knowledge_variance", "gaussian_nll")
+    by_hand = ds.predict(ens, x)[..., 0].var(0, unbiased=False).double().numpy()
+    np.testing.assert_allclose(alarm.calibration[None], np.sort(by_hand), rtol=1e-4)
+    monitor = conformal.DriftMonitor.calibrate(ens, held_out)
+    assert (monitor.scorer.score, monitor.scorer.loss) == ("knowledge_variance", "gaussian_nll")
+    assert ds.Alarm.calibrate(ens, bare).scorer.loss == "cross_entropy"
+
+
+@pytest.mark.parametrize("make", [ds.Alarm.calibrate, conformal.DriftMonitor.calibrate])
+def test_a_pair_without_targets_is_its_inputs(make):
+    ens = classifier()
+    assert make(ens, (inputs(), None)).scorer == make(ens, inputs()).scorer
+
+
+def test_the_monitor_of_an_alarm_scores_inputs_by_its_ensemble():
+    ens, x = classifier(), inputs()
+    alarm = ds.Alarm.calibrate(ens, x)
+    value = conformal.DriftMonitor.of_alarm(alarm).update(x)
+    names = [alarm.scorer.score]
+    by_scores = conformal.DriftMonitor.of_alarm(alarm)
+    assert value == by_scores.update_scores(ds.predict_scores(ens, x, names)[names[0]])
 
 
 @pytest.mark.parametrize("told", [{}, {"score": "bma"}, {"score": "bma", "loss": "binary_cross_entropy"}])
@@ -238,6 +272,7 @@ def test_scores_are_ranked_without_torch(tmp_path):
         (lambda: conformal.DriftMonitor.of_scores([1.0, 2.0]), "3 held-out inputs"),
         (lambda: conformal.DriftMonitor.of_scores(range(9), bins=1000), "2..256"),
         (lambda: conformal.sets([[0.5, 0.5]], [2], [[0.5, 0.5]]), "classes from 0 to 1; got 2"),
+        (lambda: conformal.sets([[0.5, 0.5]], ["cat"], [[0.5, 0.5]]), "classes from 0 to 1; got words"),
         (lambda: conformal.sets([[2.0, 0.5]], [0], [[0.5, 0.5]]), "sum 1"),
         (lambda: conformal.sets([[0.5, 0.5]], [0], [[0.5, 0.5]], method="oops"), "'lac', 'aps' or 'raps'"),
         (lambda: conformal.sets([[0.5, 0.5]], [0], [[0.2, 0.3, 0.5]]), "the classes of `probs_cal`, 2; got 3"),

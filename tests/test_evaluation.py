@@ -13,6 +13,8 @@ from evaluation_cases import (
     four_sets,
     inputs_of,
     labelled,
+    regression_data,
+    regressor,
     trained_classifier,
     unlabelled,
 )
@@ -22,7 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
 from dissensus import metrics
-from dissensus.evaluation import evaluate
+from dissensus.evaluation import evaluate, one_pass
+from dissensus.evaluation.inputs import NamedSet
 from dissensus.scores import SCORES, all_scores
 
 
@@ -167,6 +170,32 @@ def test_the_ensemble_is_left_as_it_was(ensemble, data):
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), state[0])
     assert (np.random.get_state()[1] == state[1]).all()  # noqa: NPY002
+
+
+def test_how_outputs_are_read_is_told_by_a_batch_on_the_ensembles_device(monkeypatch):
+    seen = []
+
+    def transform(batch):
+        seen.append(batch.device.type)
+        return torch.zeros(batch.shape)
+
+    monkeypatch.setattr(one_pass, "device_of", lambda members: torch.device("meta"))
+    told = one_pass._told_loss(regressor(1), NamedSet("id", "id", regression_data(20)), transform)
+    assert (told, seen) == ("mse", ["meta"])
+
+
+@pytest.mark.gpu
+def test_the_transform_sees_batches_on_the_ensembles_device_only(data):
+    ensemble, seen = trained_classifier(), set()
+
+    def transform(batch):
+        seen.add(batch.device.type)
+        return batch
+
+    evaluate(ensemble, data["id"], transform=transform, bootstrap=0, device="cuda")
+    x, y = regression_data(20)
+    evaluate(regressor(1), (x, y), transform=transform, bootstrap=0, device="cuda")
+    assert seen == {"cuda"}
 
 
 @pytest.mark.gpu

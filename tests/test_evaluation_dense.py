@@ -7,6 +7,7 @@ from torch import nn
 
 import dissensus as ds
 from dissensus import metrics, scores
+from dissensus.evaluation.estimates import draw_counts
 
 IGNORED = -100
 
@@ -112,6 +113,23 @@ def test_class_weights_count_positions_by_their_class():
     assert result.number("accuracy").value == pytest.approx(float((share * right).sum() / share.sum()))
 
 
+def test_a_resample_in_which_no_position_counts_says_nothing(tmp_path):
+    """With labels on one input in four, some resamples of four inputs hold none: their values are the estimates."""
+    ens, (x, y) = ds.DeepEnsemble(Segments, 3, seed=2), images(4)
+    y[1:] = IGNORED
+    result = ds.evaluate(ens, (x, y), bootstrap=100)
+    named = enumerate(result.numbers[: len(result.replicates)])
+    rows = {number.metric: (place, number) for place, number in named if number.score is number.member is None}
+    drawn = torch.cat([draws["id"][0] for draws in draw_counts({"id": 4}, 100, result.seed)])
+    assert (drawn == 0).any()
+    # Other inputs add nothing: every resample has the value of the first, and so has one without it.
+    for metric in ("accuracy", "nll", "brier", "ece", "mean_iou"):
+        place, number = rows[metric]
+        np.testing.assert_allclose(result.replicates[place], number.value, rtol=1e-5)
+        assert number.low == pytest.approx(number.value, rel=1e-5)
+    assert ds.Evaluation.load(result.save(tmp_path / "evaluation.json")) == result
+
+
 def test_maps_of_numbers_have_the_errors_of_their_pixels():
     class Depth(nn.Module):
         def __init__(self):
@@ -196,6 +214,53 @@ def test_what_cannot_be_read_gets_a_sentence(change, words):
     arguments = {"id_data": images(), "bootstrap": 0} | change
     with pytest.raises(ValueError, match=words):
         ds.evaluate(ds.DeepEnsemble(Segments, 2), **arguments)
+
+
+def rows(outputs):
+    return ds.DeepEnsemble(lambda: nn.Linear(2, outputs), 2), torch.rand(8, 2)
+
+
+def depths():
+    return ds.DeepEnsemble(lambda: nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.Flatten(1, 2)), 2), images(8)[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "fits"),
+    [
+        ({"over": "max"}, ["labels", "depths", "masks", "segments"]),
+        ({"over": 0.3}, ["labels", "depths", "masks", "segments"]),
+        ({"class_axis": 2}, ["segments"]),
+        ({"ignore_index": 0}, ["masks", "segments"]),
+        ({"class_weights": (1.0, 2.0, 1.0)}, ["segments"]),
+        ({"class_weights": (1.0, 2.0)}, ["masks"]),
+    ],
+)
+def test_arguments_that_outputs_have_no_use_for_are_refused(option, fits):
+    g = torch.Generator().manual_seed(0)
+    cases = {
+        "classes": (*rows(3), torch.randint(3, (8,), generator=g), "cross_entropy"),
+        "labels": (*rows(3), torch.randint(2, (8, 3), generator=g), "binary_cross_entropy"),
+        "numbers": (*rows(1), torch.rand(8, generator=g), "mse"),
+        "densities": (*rows(2), torch.rand(8, generator=g), "gaussian_nll"),
+        "quantiles": (*rows(3), torch.rand(8, generator=g), "pinball"),
+        "depths": (*depths(), torch.rand(8, 6, 5, generator=g), "mse"),
+        "masks": (
+            ds.DeepEnsemble(lambda: nn.Conv2d(1, 1, 3, padding=1), 2),
+            images(8)[0],
+            torch.randint(2, (8, 1, 6, 5), generator=g),
+            "binary_cross_entropy",
+        ),
+        "segments": (ds.DeepEnsemble(Segments, 2), images(8)[0], images(8)[1].clamp_min(0), "cross_entropy"),
+    }
+    (name,) = option
+    for case, (ens, x, y, loss) in cases.items():
+        if case in fits:
+            ds.evaluate(ens, (x, y), loss=loss, bootstrap=0, **option)
+        elif name == "class_weights" and case in ("masks", "segments"):
+            continue  # their number is another matter
+        else:
+            with pytest.raises(ValueError, match=f"`{name}` is for .* Leave it out"):
+                ds.evaluate(ens, (x, y), loss=loss, bootstrap=0, **option)
 
 
 @pytest.mark.parametrize("form", [torch.Tensor.long, torch.Tensor.float])

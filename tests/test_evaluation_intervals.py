@@ -5,7 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from evaluation_cases import classifier, labelled, regression_data, regressor, trained_classifier, unlabelled
+from evaluation_cases import (
+    as_floats,
+    classifier,
+    image_classifier,
+    images,
+    labelled,
+    regression_data,
+    regressor,
+    trained_classifier,
+    unlabelled,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -213,6 +223,49 @@ def test_an_interval_of_a_biased_metric_holds_its_value_and_stays_above_zero():
     assert interval("accuracy", 0.9, 0.8, 0.95) == (0.8, 0.95)
 
 
+def test_intervals_of_small_numbers_are_those_of_large_ones_in_other_units():
+    """Targets in nanometres or metres: the interval of an error scales with them, as that of a score of any size does."""
+    errors = torch.rand(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def ends(metric, factor):
+        statistic = ON_ID.metrics({metric: errors * factor})
+        (number,) = with_intervals(replicates_of([statistic], {"id": 50}, 100, seed=0))
+        return number.low, number.high
+
+    for metric in ("mae", "mean", "loss", "gaussian_crps", "width_90", "risk_coverage_area"):
+        low, high = ends(metric, 1.0)
+        assert low < high
+        assert ends(metric, 1e-9) == pytest.approx((1e-9 * low, 1e-9 * high), rel=1e-5)
+
+
+def test_differences_of_small_numbers_are_no_rounding():
+    """The same regression in metres and in nanometres has the same verdicts."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, factor, slope):
+            super().__init__()
+            self.factor, self.slope = factor, torch.nn.Parameter(torch.tensor(slope))
+
+        def forward(self, x):
+            return self.factor * self.slope * x.sum(1, keepdim=True)
+
+    x, y = regression_data(80)
+    verdicts = []
+    for factor in (1.0, 1e-9):
+        runs = [
+            evaluate(
+                ds.DeepEnsemble.from_members([Scaled(factor, slope), Scaled(factor, slope + 0.1)]),
+                (x, factor * y),
+                loss="mse",
+                bootstrap=100,
+            )
+            for slope in (0.2, 3.0)
+        ]
+        comparison = compare(*runs)
+        verdicts.append([comparison.difference(metric).better for metric in ("rmse", "mae")])
+    assert verdicts == [["first", "first"]] * 2
+
+
 @pytest.fixture(scope="module")
 def ensembles():
     return trained_classifier(4, seed=0), classifier(4, seed=1)
@@ -295,6 +348,45 @@ def test_only_what_both_runs_have_is_compared(ensembles):
     assert {(d.set, d.score) for d in comparison.differences} == {("id", None), ("id", "bma")}
     with pytest.raises(ValueError, match="no 'auroc' of set 'far'"):
         comparison.difference("auroc", "far", score="bma")
+
+
+def test_averages_over_other_sets_are_not_compared(ensembles):
+    known, sets = labelled(80), {"far": unlabelled(60), "near": unlabelled(50, seed=6)}
+
+    def run(**groups):
+        return evaluate(ensembles[0], known, sets, groups=groups, scores=["bma"], bootstrap=30)
+
+    one = run(both=["far", "near"], single=["far"])
+    comparison = compare(one, run(both=["near", "far"], single=["near"]))
+    assert comparison.difference("auroc", "both", score="bma").value == pytest.approx(0, abs=1e-9)
+    with pytest.raises(ValueError, match="average over other sets"):
+        comparison.difference("auroc", "single", score="bma")
+
+
+def test_averages_over_other_corruptions_or_severities_are_not_compared():
+    ensemble = image_classifier()
+
+    def run(corruptions, severities):
+        return evaluate(
+            ensemble,
+            images(30),
+            corruptions=corruptions,
+            severities=severities,
+            transform=as_floats,
+            scores=["bma"],
+            bootstrap=30,
+        )
+
+    one, other = run(("contrast", "brightness"), (1, 5)), run(("contrast", "brightness"), (1, 3))
+    comparison = compare(one, other)
+    assert comparison.difference("accuracy", "corruptions", severity=1).value == 0
+    for severity in (None, 3, 5):
+        with pytest.raises(ValueError, match="in common"):
+            comparison.difference("accuracy", "corruptions", severity=severity)
+    third = compare(one, run("contrast", (1, 5)))
+    assert {part.set for part in third.differences} == {"id"}
+    same = compare(one, run(("brightness", "contrast"), (5, 1)))
+    assert same.difference("accuracy", "corruptions").value == pytest.approx(0, abs=1e-9)
 
 
 def test_what_cannot_be_paired_is_refused(ensembles):

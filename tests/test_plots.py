@@ -212,9 +212,28 @@ def test_member_count_curves_show_values_and_standard_errors():
     assert [text.get_text() for text in ax.get_xticklabels()] == ["1", "2", "4"]
 
 
+def test_names_with_dollars_are_no_formulas(tmp_path):
+    name, other = "from $5 to $10", "a_{$ of $"
+    figure, axes = plots.panels(5)
+    plots.score_histograms({name: [0.1, 0.3], other: [0.5]}, axes[0])
+    plots.p_value_histogram({name: [0.1, 0.9], other: [0.5]}, axes[1])
+    plots.martingale_path({name: [0.1, 0.9], other: [0.5]}, axes[2])
+    plots.member_count_curves([1, 2], {name: ([2, 1], [0.1, 0.1]), other: ([2, 1], [0.1, 0.1])}, axes[3])
+    history = History()
+    history.add({"epoch": 1, "step": 5}, [0], {"$a and $b": [1.0]}, {})
+    plots.training_curves(history, axes[4], column="$a and $b")
+    text = plots.save(figure, tmp_path / "names", dpi=30)[0].read_text(encoding="utf-8")
+    assert text.count(f">{name}</text>") == text.count(f">{other}</text>") == 4
+    assert ">$a and $b</text>" in text
+    maps = plots.class_maps([0, 1], torch.full((2, 2, 2, 3), 1 / 3), [name, other])
+    text = plots.save(maps, tmp_path / "maps", dpi=30)[0].read_text(encoding="utf-8")
+    assert text.count(f">{name}</text>") == text.count(f">{other}</text>") == 1
+
+
 @pytest.mark.parametrize(
     ("draw", "match"),
     [
+        (lambda ax: plots.class_points([[0, 0], [1, 1]], [0, 7], ax), "colours for 7 classes; got 8"),
         (lambda ax: plots.score_histograms({"empty": []}, ax), "'empty'"),
         (lambda ax: plots.score_histograms({"bad": [float("nan")]}, ax), "'bad'"),
         (lambda ax: plots.score_histograms({}, ax), "at least one set"),

@@ -75,6 +75,15 @@ def test_validation_data_decide_the_strength():
         assert alone.accuracy == pytest.approx(tried.accuracy, abs=0.01)
 
 
+@pytest.mark.parametrize("strengths", [[1.0], [0.1, 1.0]])
+@pytest.mark.parametrize("refit", [True, False])
+def test_validation_labels_that_training_does_not_have_are_refused(strengths, refit):
+    train, test = task(count=60)
+    x, y = test
+    with pytest.raises(ValueError, match="validation labels"):
+        linear_probe(None, train, test, validation=(x, y + 9), strengths=strengths, refit=refit)
+
+
 def test_what_is_held_out_is_not_trained_on_before_the_choice():
     train, test = task(count=400)
     probe = linear_probe(None, train, test, validation_share=0.5, refit=False, seed=3)

@@ -323,6 +323,45 @@ def test_errors_are_in_the_units_of_the_target_with_its_name(tmp_path):
     assert not re.search(r"\de\+\d", page)
 
 
+def test_names_with_dollars_stand_in_figures_as_they_are(tmp_path):
+    """Names of sets, runs, classes and targets: two dollars are a formula to matplotlib, and a brace in it an error."""
+    wild = "{$ or $"
+    run = evaluate(
+        image_classifier(),
+        images(40),
+        {f"far {wild}": images(40, seed=7)[0] // 2},
+        shifted={f"later {wild}": images(40, seed=3)},
+        transform=as_floats,
+        class_names=(f"red {wild}", f"blue {wild}", f"green {wild}"),
+        bootstrap=0,
+        name=f"run {wild}",
+    )
+    x, y = regression_data(60)
+    density = evaluate(regressor(2), (x, y), {f"far {wild}": 3 * x}, loss="gaussian_nll", bootstrap=0)
+    density = replace(density, target=f"price {wild}", name=f"run {wild}")
+    for name, results in {"one": [run], "two": [run, replace(run, name=f"again {wild}")], "density": [density]}.items():
+        page = report(results, tmp_path / f"{name}.html").read_text(encoding="utf-8")
+        shown = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+        with_dollars = [text for text in shown if "$" in text]
+        assert all(text.count(wild) == text.count("$") / 2 for text in with_dollars), with_dollars
+        wanted = ["far", "price"] if name == "density" else ["far", "later", "is red", "says "]
+        for part in wanted:
+            assert any(text.startswith(part) or f"({part}" in text for text in with_dollars), part
+
+
+def test_a_variance_of_classes_is_no_variance_of_a_target(tmp_path):
+    name = "predicted_class_variance"
+    run = evaluate(
+        trained_classifier(), labelled(60), {"far": unlabelled(50)}, scores=["total_entropy", name], bootstrap=0
+    )
+    page = page_of(replace(run, target="colour"), tmp_path, score=name)
+    assert "predicted class variance" in page
+    assert "predicted class standard deviation" not in page
+    assert sections._shown_scores([run], "total_entropy") == ["total_entropy"]
+    part = next(part for part in run.histograms if part.score == name)
+    assert sections._rooted(part) == part
+
+
 def test_remarks_stand_in_a_box(plain, tmp_path):
     page = page_of(replace(plain, remarks=("Probably undertrained: the loss still fell.",)), tmp_path)
     assert '<p class="remark">Probably undertrained: the loss still fell.</p>' in page

@@ -179,6 +179,44 @@ def pair_weights(weights: Tensor | None, num_members: int) -> dict[tuple[int, in
     return {pair: weight / sum(raw.values()) for pair, weight in raw.items()}
 
 
+class UnwaitedCopies(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._to_copy.default and bool((kwargs or {}).get("non_blocking"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_brought_to_the_cpu_without_waiting_for_it():
+    logits, weights = random_logits(4, 9, 3).float(), random_weights(4).double()
+    with UnwaitedCopies() as copies:
+        all_scores(logits, weights=weights)
+        for score in REGRESSION_SCORES.values():
+            score(logits, torch.ones(4, 9, 3), weights=weights)
+    assert copies.count == 0
+
+
+@pytest.mark.gpu
+def test_weights_that_a_gpu_is_still_computing_are_waited_for():
+    """Logits on the CPU, weights on the GPU behind work of a second: scores are those of the weights."""
+    weights, logits, scale = random_weights(4).float(), random_logits(4, 9, 3).float(), torch.ones(4, 9, 3)
+
+    def late() -> Tensor:
+        ours = weights.cuda()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(1_000_000_000)
+        return ours + torch.zeros_like(ours)
+
+    beliefs = Beliefs.unchecked(logits, late())
+    assert beliefs.weights is not None
+    assert_close(beliefs.weights.clone(), weights, rtol=0, atol=0)
+    for name, score in REGRESSION_SCORES.items():
+        assert_close(score(logits, scale, weights=late()), score(logits, scale, weights=weights), msg=name)
+    with pytest.raises(ValueError, match="must sum to 1; got sum 2"):
+        all_scores(logits, weights=2 * late())
+    all_scores(logits, weights=late())
+
+
 @pytest.mark.parametrize("weights", [None, torch.tensor([0.1, 0.2, 0.3, 0.4])], ids=["equal", "weighted"])
 def test_pairwise_scores_equal_the_loop_over_pairs(weights):
     logits = random_logits(4, 6, 5)

@@ -33,6 +33,7 @@ class Scorer:
 
     def __call__(self, members: "Members | None", x: Any, instead: str = "") -> Floats:
         """Return the score of each input, `(batch,)`; a tuple is several inputs, as `predict` reads it."""
+        from dissensus.data.files import as_data
         from dissensus.data.sources import all_inputs
         from dissensus.predictions import predict
 
@@ -40,7 +41,7 @@ class Scorer:
             raise ValueError(f"There is no ensemble to score inputs: pass scores to {instead}, or load it with `ens`.")
         if isinstance(self.score, str):
             return _named_scores([self.score], self.loss, members, x)[self.score]
-        seen = all_inputs(x, "x").split(1024) if self.of_inputs else [predict(members, x)]
+        seen = all_inputs(as_data(x, "x", targets=False), "x").split(1024) if self.of_inputs else [predict(members, x)]
         return np.concatenate([vector(self.score(part), "the score's answer") for part in seen])
 
     @property
@@ -118,7 +119,7 @@ class Alarm:
         Args:
             ens: The ensemble.
             held_out: Ordinary inputs that training has not seen, or a pair (inputs, targets), as `ds.predict` and `ds.fit`
-                take them.
+                take them; a path, or what `dissensus.data.files.load` returned, has what targets there are.
             score: A name of `scores.SCORES` or `scores.REGRESSION_SCORES`, or a function from member outputs `(members, batch,
                 ...)` to `(batch,)`, higher where stranger. "auto" is the one that tells `examples` best; without examples
                 `mutual_information` (for one member `total_entropy`), for regression `knowledge_variance`.
@@ -130,6 +131,7 @@ class Alarm:
             seed: Decides which held-out inputs choose the score.
         """
         rate = fraction(false_alarms, "false_alarms")
+        held_out = opened(held_out)
         scorer = scorer_of(ens, held_out, score, loss)
         if examples is not None and score != "auto":
             raise ValueError(f"`examples` choose among scores, but `score` is {scorer.name!r}. Leave one out.")
@@ -289,6 +291,15 @@ def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Sco
     if score not in fitting:
         raise ValueError(f"With the loss {loss!r} `score` must be one of {', '.join(fitting)}; got {score!r}.")
     return Scorer(score, loss)
+
+
+def opened(held_out: Any) -> Any:
+    """Return what a path or what `load` returned holds, as arrays; a pair without targets as its inputs; all else as it came."""
+    from dissensus.data.files import Loaded, load
+
+    found = load(held_out) if isinstance(held_out, str | Path) else held_out
+    pair = (found.x, found.y) if isinstance(found, Loaded) else found
+    return pair[0] if inputs_of(pair) is not pair and pair[1] is None else pair
 
 
 def inputs_of(held_out: Any) -> Any:

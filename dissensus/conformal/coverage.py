@@ -63,7 +63,10 @@ def sets(
         raise ValueError(f"`probs` must have the classes of `probs_cal`, {held_out.shape[1]}; got {new.shape[1]}.")
     y = labels_of(y_cal, "y_cal", len(held_out))
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= held_out.shape[1]:
-        raise ValueError(f"`y_cal` must be classes from 0 to {held_out.shape[1] - 1}; got {y.min()} to {y.max()}.")
+        got = "words" if y.dtype.kind in "US" else f"{y.min()} to {y.max()}"
+        raise ValueError(
+            f"`y_cal` must be classes from 0 to {held_out.shape[1] - 1}; got {got}. Give columns' numbers."
+        )
     slope = real_number("penalty", penalty) if method == "raps" else 0.0
     of_true = _class_scores(held_out, method, slope, free_ranks)[np.arange(len(y)), y]
     classes = range(held_out.shape[1]) if per_class else ()

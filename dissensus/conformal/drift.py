@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
 from dissensus._signatures import checked, real_number, whole_number
-from dissensus.conformal.alarm import Alarm, Score, Scorer, inputs_of, scorer_of
+from dissensus.conformal.alarm import Alarm, Score, Scorer, inputs_of, opened, scorer_of
 from dissensus.conformal.ranks import Floats, Values, array, vector
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ class DriftMonitor:
             bins: How many bins there may be, at most 256.
             seed: Decides which held-out inputs set the bins, and breaks ties.
         """
+        held_out = opened(held_out)
         scorer = scorer_of(ens, held_out, score, loss)
         monitor = cls.of_scores(scorer(ens, inputs_of(held_out)), bins=bins, seed=seed)
         monitor.scorer, monitor.members = scorer, ens
@@ -183,7 +184,7 @@ class DriftMonitor:
 
     @classmethod
     def of_alarm(cls, alarm: Alarm) -> "DriftMonitor | None":
-        """Return a monitor of an alarm's score that begins with its held-out scores; None where there are fewer than three.
+        """Return a monitor of an alarm's score and ensemble that begins with its held-out scores; None where there are fewer than three.
 
         An alarm has them sorted, and the guarantee needs an order that chance made: the seed that shuffles them is drawn from
         their values, for one that is always the same would always set the bins by the same ranks.
@@ -192,7 +193,7 @@ class DriftMonitor:
         if len(held_out) < 3:
             return None
         monitor = cls.of_scores(held_out, seed=crc32(held_out.tobytes()))
-        monitor.scorer = alarm.scorer
+        monitor.scorer, monitor.members = alarm.scorer, alarm.members
         return monitor
 
     def update(self, x: Any) -> float:

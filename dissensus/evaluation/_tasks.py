@@ -23,6 +23,7 @@ from dissensus.evaluation.estimates import (
     grouped,
     grouped_ranks,
     in_bins,
+    or_estimates,
     placements,
 )
 from dissensus.evaluation.inputs import check_each_once
@@ -295,10 +296,9 @@ def _ranks(on: SetNumbers, probs: Tensor, truth: Tensor, labels: Sequence[int]) 
         counts = draws[on.set]
         pairs = ((own, counts * ~has[:, None], counts * has[:, None]) for own, has in zip(groups(), truth, strict=True))
         single = torch.stack([_ranking(grouped(own, no), grouped(own, yes)) for own, no, yes in pairs])
-        every = torch.cat([single.nanmean(0), single.flatten(0, 1)])
         # A resample in which nobody, or everybody, has a label says nothing of it.
-        estimates = torch.tensor([number.value for number in numbers]).to(every)[:, None]
-        return torch.where(every.isnan(), estimates, every)
+        every = torch.cat([single.nanmean(0), single.flatten(0, 1)])
+        return or_estimates(every, [number.value for number in numbers])
 
     return Statistic(numbers, resampled)
 
@@ -339,7 +339,7 @@ class Regression(Task):
 
     @property
     def _family(self) -> Family:
-        return FAMILIES[self.loss.removesuffix("_nll")]
+        return FAMILIES[self.likelihood.family]
 
     def columns(self, outputs: Tensor, targets: Tensor | None) -> Columns:
         outputs = full(outputs)
@@ -375,7 +375,7 @@ class Regression(Task):
         return mean, scale.square() * (self._family.variance if self.task == "density" else 0.0)
 
     def _density_columns(self, centre: Tensor, deviation: Tensor, truth: Tensor) -> Columns:
-        family, name = self._family, self.loss.removesuffix("_nll")
+        family, name = self._family, self.likelihood.family
         pooled = deviation / sqrt(family.variance)
         distance = (truth - centre).abs() / pooled
         levels = torch.tensor([family.half_width(level) for level in COVERAGE_LEVELS])
@@ -550,18 +550,33 @@ class Dense(Task):
         iou = on.number("mean_iou", float(_mean_iou(columns["overlap"].sum(-1, keepdim=True))))
         return [
             on.binned_error(columns["bins"]),
-            Statistic([iou], lambda draws: _mean_iou(counts @ draws[on.set])[None]),
+            Statistic([iou], lambda draws: or_estimates(_mean_iou(counts @ draws[on.set])[None], [iou.value])),
         ]
 
     def reliability(self, name: str, columns: Columns) -> Reliability | None:
         return binned_reliability(name, columns["bins"]) if "bins" in columns else None
 
 
+def check_used(task: Task, outputs: Tensor) -> None:
+    """Refuse arguments for several answers an input that outputs have no use for."""
+    classes = isinstance(task, Dense) and task.axis > 0
+    logits = isinstance(task, Dense) and task.axis > 0 and not task.binary
+    for name, given, used, what in (
+        ("over", task.over != "mean", isinstance(task, Dense | Labels), "outputs with positions or several labels"),
+        ("class_axis", task.class_axis is not None, logits, "class logits with positions"),
+        ("ignore_index", task.ignore_index != Task.ignore_index, classes, "class labels of positions"),
+        ("class_weights", task.class_weights is not None, classes, "class labels of positions"),
+    ):
+        if given and not used:
+            shape = f"shaped {tuple(outputs.shape)} and read by loss={task.loss!r}"
+            raise ValueError(f"`{name}` is for {what}; outputs are {shape}, which have no use for it. Leave it out.")
+
+
 def _mean_iou(overlap: Tensor) -> Tensor:
-    """Return the mean over classes that occur of intersection over union, `(columns,)`, of `(2, classes, columns)` counts."""
+    """Return the mean over classes that occur, NaN without any, of intersection over union: `(columns,)`, of `(2, classes, columns)`."""
     both, union = overlap
     occurs = union > 0
-    return torch.where(occurs, both / union.clamp_min(1e-12), 0.0).sum(0) / occurs.sum(0).clamp_min(1)
+    return torch.where(occurs, both / union.clamp_min(1e-12), 0.0).sum(0) / occurs.sum(0)
 
 
 _KINDS: dict[str, type[Task]] = {

@@ -1,5 +1,6 @@
 """Two evaluations of the same inputs -> every difference, with a paired interval."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dissensus._signatures import checked
-from dissensus.evaluation.estimates import BIASED, ROUNDING
+from dissensus.evaluation.estimates import BIASED, rounding
 from dissensus.evaluation.results import ID, LEVEL, Evaluation, Kind, Number, SetInfo, find
 from dissensus.metrics import HIGHER_IS_BETTER
 
@@ -72,7 +73,8 @@ class Comparison:
     Attributes:
         first: Name of the first ensemble.
         second: Name of the second.
-        differences: One for each number that both have.
+        differences: One for each number that both have; averages are compared where they are over the same sets of a group, or the
+            same corruptions and severities.
     """
 
     first: str
@@ -94,7 +96,10 @@ class Comparison:
         if found is not None:
             return found
         about = f"score {score!r}, severity {severity!r}, member {member!r} and label {label!r}"
-        raise ValueError(f"The two evaluations have no {metric!r} of set {set!r} with {about} in common.")
+        raise ValueError(
+            f"The two evaluations have no {metric!r} of set {set!r} with {about} in common, or it is an average over other sets in "
+            "each. Evaluate both on the same."
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every difference as a dict."""
@@ -151,9 +156,8 @@ def compare(first: Evaluation, second: Evaluation, *, same_inputs: bool = False)
     for part, other in product(first.sets, second.sets):
         if part.name == other.name:
             _check_same(part, other, same_inputs)
-    rows = {number.key: place for place, number in enumerate(second.numbers[: len(second.replicates)])}
-    of_first = enumerate(first.numbers[: len(first.replicates)])
-    pairs = [(place, rows[number.key]) for place, number in of_first if number.key in rows]
+    rows = {what: place for place, what in enumerate(_subjects(second))}
+    pairs = [(place, rows[what]) for place, what in enumerate(_subjects(first)) if what in rows]
     ours, theirs = np.array(pairs, dtype=np.intp).T
     spread = second.replicates[theirs].astype(np.float64) - first.replicates[ours]
     ends = np.quantile(spread, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=1)
@@ -164,11 +168,21 @@ def compare(first: Evaluation, second: Evaluation, *, same_inputs: bool = False)
     return Comparison(first.name, second.name, tuple(differences))
 
 
+def _subjects(result: Evaluation) -> Iterator[tuple[object, ...]]:
+    """Yield what each number with replicates is about: its key, and the sets or corruptions that it is an average over."""
+    cells = {(number.set, number.severity) for number in result.numbers if number.kind == "corruption"}
+    for number in result.numbers[: len(result.replicates)]:
+        over: frozenset[object] = frozenset(result.groups[number.set] if number.kind == "group" else ())
+        if number.kind == "corruptions":
+            over = frozenset(cell for cell in cells if number.severity in (None, cell[1]))
+        yield number.key, over
+
+
 def _difference(first: Number, second: Number, low: float, high: float) -> Difference:
     value = second.value - first.value
     if first.metric in BIASED:
         low, high = min(value, 2 * value - high), max(value, 2 * value - low)
-    if max(abs(end) for end in (value, low, high)) <= ROUNDING * max(1.0, abs(first.value)):
+    if max(abs(end) for end in (value, low, high)) <= rounding(first.metric, first.value):
         # All of it is rounding: the interval must not leave out zero.
         low, high = min(low, 0.0), max(high, 0.0)
     return Difference(*first.key, first.value, second.value, value, low, high)

@@ -72,7 +72,7 @@ class SetNumbers:
         def resampled(draws: Draws) -> Tensor:
             counts = draws[self.drawn]
             means = values @ counts / (len(counts) if sizes is None else sizes @ counts)
-            return means.sqrt() if rooted else means
+            return or_estimates(means.sqrt() if rooted else means, exact)
 
         return Statistic([replace(number, value=value) for number, value in zip(named, exact, strict=True)], resampled)
 
@@ -102,10 +102,12 @@ class SetNumbers:
         gaps, weight = bins[0] - bins[1], bins[2].sum(0)
         value = float(gaps.sum(-1).abs().sum()) / (float(weight.sum()) or 1.0)
         gaps, weight = gaps.float(), weight.float()
-        return Statistic(
-            [self.number("ece", value)],
-            lambda draws: (gaps @ draws[self.set]).abs().sum(0, keepdim=True) / (weight @ draws[self.set]),
-        )
+
+        def resampled(draws: Draws) -> Tensor:
+            counts = draws[self.set]
+            return or_estimates((gaps @ counts).abs().sum(0, keepdim=True) / (weight @ counts), [value])
+
+        return Statistic([self.number("ece", value)], resampled)
 
     def smooth_calibration_error(self, confidence: Tensor, correct: Tensor) -> Statistic:
         """Return the smooth calibration error; on resamples as `_smooth_errors` computes it."""
@@ -150,6 +152,11 @@ class SetNumbers:
         numbers = [self.number(name, value, score) for name, value in zip(OOD_METRICS, values, strict=True)]
         groups = cache(lambda: grouped_ranks(scores))
         return Statistic(numbers, lambda draws: measured(groups(), draws[known], draws[self.set]))
+
+
+def or_estimates(values: Tensor, estimates: Sequence[float]) -> Tensor:
+    """Return values on resamples, `(numbers, resamples)`; of a resample that says nothing of a number, NaN, the number's estimate."""
+    return torch.where(values.isnan(), torch.tensor(estimates).to(values)[:, None], values)
 
 
 def in_bins(confidence: Tensor, correct: Tensor, weights: Tensor) -> Tensor:
@@ -309,8 +316,15 @@ def averages(found: Found, rows: Mapping[Number, list[int]]) -> Found:
 
 # A resample carries the noise of the sample and as much again of its own, and these metrics count noise as error.
 BIASED = frozenset({"ece", "smooth_ece"})
-# Replicates are float32: ends of intervals that differ by less are the same.
-ROUNDING = 1e-6
+# Metrics in the target's units. These and the other ones named below can be as small as they like; all else is about 1, or nats.
+IN_UNITS = frozenset({"rmse", "mae", "gaussian_crps", "laplace_crps", "width_90"})
+_OF_ANY_SIZE = IN_UNITS | {"mean", "loss", "risk_coverage_area"}
+_ROUNDING = 1e-6
+
+
+def rounding(metric: str, value: float) -> float:
+    """Return by how much replicates of a number, which are float32, may differ and be the same."""
+    return _ROUNDING * (abs(value) if metric in _OF_ANY_SIZE else max(1.0, abs(value)))
 
 
 def with_intervals(found: Found) -> list[Number]:
@@ -331,10 +345,12 @@ def interval(metric: str, value: float, low: float, high: float) -> tuple[float,
     Example:
         >>> interval("nll", 0.003, -8e-11, 0.003 + 1e-9)
         (0.0, 0.003)
+        >>> interval("rmse", 3e-8, 2e-8, 4e-8)
+        (2e-08, 4e-08)
     """
     if metric in BIASED:
         # Replicates lie as far above the value as the value above the truth; the value itself stays inside.
         low, high = max(0.0, min(value, 2 * value - high)), max(value, 2 * value - low)
-    tolerance = ROUNDING * max(1.0, abs(value))
+    tolerance = rounding(metric, value)
     low, high = (next((mark for mark in (value, 0.0, 1.0) if abs(end - mark) <= tolerance), end) for end in (low, high))
     return low, high

@@ -112,7 +112,7 @@ def evaluate(
         class_axis: Of outputs with positions: the axis of the classes in `(members, batch, ...)`; found by the labels'
             shape.
         ignore_index: Label of positions that do not count.
-        class_weights: How much a position counts by its true class.
+        class_weights: How much a position counts by its true class. These four are refused where outputs have no use for them.
         batch_size: How many inputs go through the members at once.
         bootstrap: Number of resamples; 0 for no intervals.
         seed: Decides resamples and corruptions.
@@ -189,7 +189,8 @@ def _told_loss(members: Members, known: NamedSet, transform: Callable[[Tensor], 
     if arrays is None or not len(arrays[1]) or (arrays[1].ndim != 2 and not arrays[1].is_floating_point()):
         return "cross_entropy"
     x, y = arrays[0][:2], arrays[1]
-    given = x.value() if isinstance(x, Tree) else x
+    placed = x.to(device_of(members))
+    given = placed.value() if isinstance(placed, Tree) else placed
     outputs = predict(members, given if transform is None else transform(given))
     if outputs.shape[2:] != y.shape[1:] or bool(((y != 0) & (y != 1)).any()):
         return regression_loss(outputs.shape[-1], y) or "cross_entropy"

@@ -19,7 +19,7 @@ from dissensus.data.sources import num_batches
 from dissensus.data.trees import Batch, Tree, batch_of, describe
 from dissensus.diagnostics import Finding, diagnose
 from dissensus.engines.graphs import Captured
-from dissensus.evaluation._tasks import Classification, Columns, Dense, Task
+from dissensus.evaluation._tasks import Classification, Columns, Dense, Task, check_used
 from dissensus.evaluation.corrupting import Cell, Corruptor
 from dissensus.evaluation.inputs import NamedSet, check_not_twice, value_range, warn_of_ranges
 from dissensus.evaluation.results import ID, Disputed, SetInfo
@@ -282,6 +282,7 @@ class Reader:
         """Learn from the first batch, of known inputs, what outputs look like."""
         if outputs.ndim > 3:
             self.task = Dense.of(self.task, outputs, targets)
+        check_used(self.task, outputs)
         if self.corruptor.cells and not isinstance(self.task, Classification):
             raise ValueError(
                 f"`corruptions` are for classifiers of images, one class each; the loss is {self.task.loss!r}. Leave them out."

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from dissensus.evaluation.comparison import UNDIRECTED, Comparison
+from dissensus.evaluation.estimates import IN_UNITS
 from dissensus.evaluation.results import ALL_CORRUPTIONS, ID, Evaluation, find
 from dissensus.metrics import OOD_METRICS
 
@@ -89,8 +90,7 @@ def title_of(name: str) -> str:
 
 def title_with_unit(name: str, target: str) -> str:
     """Return a metric's title, and the target's name where it is in the target's units."""
-    own = target and name in ("rmse", "mae", "gaussian_crps", "laplace_crps", "width_90")
-    return f"{title_of(name)} ({target})" if own else title_of(name)
+    return f"{title_of(name)} ({target})" if target and name in IN_UNITS else title_of(name)
 
 
 def prediction_table(results: Sequence[Evaluation]) -> Cells:

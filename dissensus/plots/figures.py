@@ -71,6 +71,16 @@ def tick_text(value: float, place: int | None = None) -> str:
     return f"{value + 0.0:.4g}"
 
 
+def as_written(name: str) -> str:
+    r"""Return text that shows a name as it is: between two dollars matplotlib reads a formula.
+
+    Example:
+        >>> as_written("cost ($) of a $ sale")
+        'cost (\\$) of a \\$ sale'
+    """
+    return name.replace("$", r"\$")
+
+
 def hover(line: "Line2D", texts: Sequence[str]) -> None:
     """Name each point of a line; on a page of `html` the name appears where the pointer rests on it."""
     line.set_gid("hover:" + "|".join(text.replace("|", "/") for text in texts))
@@ -170,7 +180,7 @@ def score_histograms(scores: Mapping[str, Values], ax: "Axes", *, bins: int = 40
     edges = np.histogram_bin_edges(np.concatenate(list(arrays.values())), bins).tolist()
     for colour, (name, values) in zip(cycle(COLOURS), arrays.items(), strict=False):
         ax.hist(values, edges, density=True, histtype="stepfilled", color=colour, alpha=0.25)
-        ax.hist(values, edges, density=True, histtype="step", color=colour, linewidth=1.4, label=name)
+        ax.hist(values, edges, density=True, histtype="step", color=colour, linewidth=1.4, label=as_written(name))
     ax.set(xlabel=xlabel, ylabel="density")
     ax.legend(frameon=False, fontsize="small")
 
@@ -207,7 +217,7 @@ def training_curves(
         for line in own:
             ax.plot(*zip(*line, strict=True), color=colour, linewidth=0.7, alpha=0.45)
     steps = sorted({step for line in own for step, _ in line})
-    name = column.replace("_", " ")
+    name = as_written(column.replace("_", " "))
     ax.plot(steps, history.by_epoch(column), color=colour, linewidth=1.8, label=label or name)
     ax.set(xlabel="step", ylabel=name)
 
@@ -237,7 +247,7 @@ def member_count_curves(
     """
     for colour, (name, (values, errors)) in zip(cycle(COLOURS), curves.items(), strict=False):
         centre, spread = flat_array(values), flat_array(errors)
-        ax.plot(counts, centre, "o-", color=colour, markersize=4, linewidth=1.5, label=name)
+        ax.plot(counts, centre, "o-", color=colour, markersize=4, linewidth=1.5, label=as_written(name))
         ax.fill_between(counts, centre - spread, centre + spread, color=colour, alpha=0.2, linewidth=0)
     ax.set_xscale("log", base=2)
     ax.set_xticks(list(counts), [str(count) for count in counts])
@@ -272,7 +282,7 @@ def p_value_histogram(
     edges = np.linspace(0, 1, bins + 1)
     for colour, (name, values) in zip(cycle(COLOURS), p_values.items(), strict=False):
         height = np.histogram(flat_array(values), edges, density=True)[0]
-        ax.stairs(height, edges, color=colour, linewidth=1.5, label=name)
+        ax.stairs(height, edges, color=colour, linewidth=1.5, label=as_written(name))
     ax.set(xlabel="p-value", ylabel="density", xlim=(0, 1))
     ax.set_ylim(bottom=0)
     ax.legend(frameon=False, fontsize="small")
@@ -296,7 +306,7 @@ def martingale_path(log_values: Mapping[str, Values], ax: "Axes", *, thresholds:
     """
     for colour, (name, values) in zip(cycle(COLOURS), log_values.items(), strict=False):
         logs = flat_array(values) / np.log(10)
-        ax.plot(np.arange(1, len(logs) + 1), logs, color=colour, linewidth=1.2, label=name)
+        ax.plot(np.arange(1, len(logs) + 1), logs, color=colour, linewidth=1.2, label=as_written(name))
     for threshold in thresholds:
         ax.axhline(np.log10(threshold), color=NOTE_COLOUR, linestyle="--", linewidth=1, label=f"{threshold:g}")
     ax.set(xlabel="inputs", ylabel="value of the martingale, log10")

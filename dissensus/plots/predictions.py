@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dissensus.plots.figures import COLOURS, Values, as_array, flat_array, panels, set_style
+from dissensus.plots.figures import COLOURS, Values, as_array, as_written, flat_array, panels, set_style
 from dissensus.predictions import Family, mixture
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def class_maps(axis: Values, probs: Tensor, names: Sequence[str]) -> "Figure":
     figure, axes = panels(len(names), width=2.4, height=2.5)
     for ax, values, name in zip(axes, probs, names, strict=True):
         _image(_blend(values), axis, ax)
-        ax.set_title(name, fontsize="medium")
+        ax.set_title(as_written(name), fontsize="medium")
         ax.tick_params(labelsize="small")
     return figure
 
@@ -109,6 +109,8 @@ def class_points(points: Values, labels: Values, ax: "Axes") -> None:
         2
     """
     place, kind = as_array(points), as_array(labels)
+    if kind.size:
+        _check_colours(int(kind.max()) + 1)
     for index in np.unique(kind):
         chosen = place[kind == index]
         colour = COLOURS[int(index)]
@@ -125,10 +127,14 @@ def _blend(probs: Tensor) -> NDArray[Any]:
     """Return the classes' colours mixed by probability: pure where the ensemble is sure."""
     from matplotlib.colors import to_rgb
 
-    if (num_classes := probs.shape[-1]) > len(COLOURS):
-        raise ValueError(f"There are colours for {len(COLOURS)} classes; got {num_classes}. Draw fewer.")
+    _check_colours(num_classes := probs.shape[-1])
     palette = np.array([to_rgb(colour) for colour in COLOURS[:num_classes]])
     return np.clip(as_array(probs) @ palette, 0.0, 1.0)
+
+
+def _check_colours(num_classes: int) -> None:
+    if num_classes > len(COLOURS):
+        raise ValueError(f"There are colours for {len(COLOURS)} classes; got {num_classes}. Draw fewer.")
 
 
 def bands(

@@ -12,7 +12,7 @@ from dissensus.evaluation import Disputed, Histogram, Number, Reliability, Roc
 from dissensus.evaluation.tables import short
 from dissensus.metrics import ReliabilityCurve
 from dissensus.plots import COLOURS, NOTE_COLOUR, panels, reliability
-from dissensus.plots.figures import hover
+from dissensus.plots.figures import as_written, hover
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ def style(place: int) -> dict[str, Any]:
 def panel(title: str, height: float = 3.3) -> tuple["Figure", "Axes"]:
     """Return a figure of the width that most have on a page, with one panel."""
     figure, (ax,) = panels(width=4.4, height=height)
-    ax.set_title(title)
+    ax.set_title(as_written(title))
     return figure, ax
 
 
@@ -40,7 +40,7 @@ def reliability_diagram(curve: Reliability, name: str) -> "Figure":
     """Draw confidence against accuracy, bin by bin."""
     figure, ax = panel(curve.set, 3.8)
     columns = (curve.claimed, curve.observed, curve.share, curve.lower, curve.upper)
-    reliability(ReliabilityCurve(*(torch.tensor(c, dtype=torch.float64) for c in columns)), ax, label=name)
+    reliability(ReliabilityCurve(*(torch.tensor(c, dtype=torch.float64) for c in columns)), ax, label=as_written(name))
     return figure
 
 
@@ -59,7 +59,7 @@ def coverage_diagram(curves: Mapping[str, Reliability], title: str, *, quantiles
     figure, ax = _square(title, "calibrated", claim, f"share of targets {inside}")
     for place, (name, curve) in enumerate(curves.items()):
         dots = (curve.claimed, curve.observed)
-        (line,) = ax.plot(*dots, marker="o", markersize=4, label=name, clip_on=False, **style(place))
+        (line,) = ax.plot(*dots, marker="o", markersize=4, label=as_written(name), clip_on=False, **style(place))
         hover(line, [f"{name}: claimed {c:.2f}, {inside} {o:.2f}" for c, o in zip(*dots, strict=True)])
     ax.legend(frameon=False, fontsize="small")
     return figure
@@ -80,8 +80,8 @@ def score_histogram(histograms: Sequence[Histogram], xlabel: str, title: str, ax
         look = style(place)
         if place == 0:
             ax.stairs(part.shares, part.edges, fill=True, color=look["color"], alpha=0.2)
-        ax.stairs(part.shares, part.edges, linewidth=1.4, label=part.set, **look)
-    ax.set(xlabel=xlabel, ylabel="share of inputs", **axis)
+        ax.stairs(part.shares, part.edges, linewidth=1.4, label=as_written(part.set), **look)
+    ax.set(xlabel=as_written(xlabel), ylabel="share of inputs", **axis)
     ax.legend(frameon=False, fontsize="small")
     return figure
 
@@ -90,7 +90,7 @@ def roc_diagram(curves: Mapping[str, Roc], title: str) -> "Figure":
     """Draw ROC curves, one for each label."""
     figure, ax = _square(title, "chance", "known inputs flagged", "unknown inputs flagged")
     for place, (label, curve) in enumerate(curves.items()):
-        ax.plot(curve.fpr, curve.tpr, linewidth=1.6, label=label, **style(place))
+        ax.plot(curve.fpr, curve.tpr, linewidth=1.6, label=as_written(label), **style(place))
     ax.set(ylim=(0, 1.01))
     ax.legend(frameon=False, fontsize="small", loc="lower right")
     return figure
@@ -102,7 +102,7 @@ def severity_curves(curves: Mapping[str, Mapping[int, Number]], ylabel: str) -> 
     for place, (label, numbers) in enumerate(curves.items()):
         levels, look = sorted(numbers), style(place)
         values, low, high = ([getattr(numbers[level], end) for level in levels] for end in ("value", "low", "high"))
-        (line,) = ax.plot(levels, values, marker="o", markersize=4, label=label, **look)
+        (line,) = ax.plot(levels, values, marker="o", markersize=4, label=as_written(label), **look)
         pairs = zip(levels, values, strict=True)
         hover(line, [f"{label}, severity {level}: {value:.3f}" for level, value in pairs])
         if None not in low:
@@ -121,13 +121,13 @@ def uncertainty_bars(parts: Mapping[str, Mapping[str, float]], unit: str, title:
     starts = np.zeros(len(names))
     for place, part in enumerate(("data", "knowledge")):
         values = np.array([parts[name][part] for name in names])
-        ax.barh(names, values, left=starts, height=0.62, color=COLOURS[place], label=part)
+        ax.barh(list(map(as_written, names)), values, left=starts, height=0.62, color=COLOURS[place], label=part)
         starts = starts + values
     for row, total in enumerate(starts):
         ax.annotate(short(total), (total, row), (5, 0), textcoords="offset points", va="center", fontsize="small")
     ax.invert_yaxis()
     ax.margins(x=0.14)
-    ax.set(title=title, xlabel=f"mean uncertainty ({unit}); the number is the total")
+    ax.set(title=as_written(title), xlabel=as_written(f"mean uncertainty ({unit}); the number is the total"))
     ax.tick_params(axis="y", length=0)
     ax.spines[["top", "right"]].set_visible(False)
     figure.legend(*ax.get_legend_handles_labels(), frameon=False, fontsize="small", loc="outside lower center", ncols=2)
@@ -146,7 +146,7 @@ def member_dots(members: Sequence[Number], ensemble: Number, ylabel: str, title:
         ax.vlines(places, *zip(*ends, strict=True), color=COLOURS[0], linewidth=1.2, zorder=2)
         ax.axhspan(ensemble.low, ensemble.high, color=COLOURS[1], alpha=0.15, linewidth=0)
     ax.axhline(ensemble.value, color=COLOURS[1], linewidth=1.6, label="ensemble")
-    ax.set(xlabel="member", ylabel=ylabel, xlim=(-0.6, len(members) - 0.4))
+    ax.set(xlabel="member", ylabel=as_written(ylabel), xlim=(-0.6, len(members) - 0.4))
     if len(members) <= 20:
         ax.set_xticks(places)
     ax.margins(y=0.2)
@@ -170,7 +170,7 @@ def votes_sheet(items: Sequence[Disputed], class_names: Sequence[str]) -> "Figur
         ax.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=255)
         for number, text in enumerate(votes_lines(item, class_names)):
             weight = "bold" if number == 1 else "normal"
-            ax.text(0.5, -0.04 - 0.107 * number, text, transform=ax.transAxes, weight=weight, **look)
+            ax.text(0.5, -0.04 - 0.107 * number, as_written(text), transform=ax.transAxes, weight=weight, **look)
     return figure
 
 

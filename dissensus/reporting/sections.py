@@ -19,6 +19,7 @@ from dissensus.html import Block, Picture, Section, Table, Text
 from dissensus.plots import martingale_path, p_value_histogram
 from dissensus.reporting import figures
 from dissensus.reporting.diagnosis import Runs, collusion
+from dissensus.scores import REGRESSION_SCORES
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ def best_score(run: Evaluation) -> str:
 
 def _shown_scores(runs: Runs, score: str) -> list[str]:
     """Return the scores that curves show: the chosen one first, then others that all runs have."""
-    others = runs[0].score_names if runs[0].score_names[-1].endswith("variance") else _SHOWN_SCORES
+    others = runs[0].score_names if runs[0].score_names[-1] in REGRESSION_SCORES else _SHOWN_SCORES
     shared = [name for name in others if all(name in run.score_names for run in runs)]
     return list(dict.fromkeys([score, *shared]))
 
@@ -248,14 +249,15 @@ def _histograms(runs: Runs, score: str) -> Blocks:
 
 def _rooted(part: Histogram) -> Histogram:
     """Return the histogram of a variance as that of its root, which is in units of the target; others as they are."""
-    if not part.score.endswith("_variance"):
+    if part.score not in REGRESSION_SCORES:
         return part
     return replace(part, edges=tuple(sqrt(max(0.0, edge)) for edge in part.edges))
 
 
 def _deviation(score: str, target: str) -> str:
-    unit = f" ({target})" if target and score.endswith("_variance") else ""
-    return title_of(score).replace("variance", "standard deviation") + unit
+    if score not in REGRESSION_SCORES:
+        return title_of(score)
+    return title_of(score).replace("variance", "standard deviation") + (f" ({target})" if target else "")
 
 
 def _rocs(runs: Runs, score: str) -> Blocks:
