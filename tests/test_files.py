@@ -13,6 +13,7 @@ from dissensus.data.frames import read_table
 from dissensus.data.images import as_images, match_images
 from dissensus.data.tables import Number, TableEncoder
 from dissensus.data.toy import BUILT_IN
+from dissensus.recipes.starting import look_at
 
 RNG = np.random.default_rng(0)
 
@@ -339,6 +340,14 @@ class TestPictures:
         pd.DataFrame({"img": [None, *cells], "label": [1, 7, 3]}).to_parquet(tmp_path / "b.parquet")
         with pytest.raises(ValueError, match=r"row 0 of b\.parquet has no image in the column 'img'"):
             load(tmp_path / "b.parquet")
+
+    def test_hidden_files_are_no_pictures_to_look_at(self, tmp_path):
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            save_pictures(tmp_path / name, 4)
+            (tmp_path / name / "._00.png").write_bytes(b"what a Mac leaves")
+        found, _ = look_at(tmp_path)
+        assert "8 rows of images of" in found
 
     def test_pictures_too_large_for_pillow_are_refused(self, tmp_path, monkeypatch):
         save_pictures(tmp_path, 1)
