@@ -235,8 +235,11 @@ def _lies_in(places: Sequence[str], top: str) -> bool:
     return found is not None and _files(found) == _files(getattr(sys.modules.get(top), "__spec__", None))
 
 
-def _files(spec: ModuleSpec | None) -> list[Any]:
-    return [] if spec is None else [*(spec.submodule_search_locations or [spec.origin])]
+def _files(spec: ModuleSpec | None) -> list[str | None]:
+    """Return the file of a module, or the folders of a package."""
+    if spec is None:
+        return []
+    return [spec.origin] if spec.submodule_search_locations is None else [*spec.submodule_search_locations]
 
 
 def _import_factory(name: str, folder: str) -> Callable[..., nn.Module]:
