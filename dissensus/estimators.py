@@ -16,6 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
+from dissensus._signatures import warn, whole_number
 from dissensus.architectures import mlp
 from dissensus.conformal import Alarm, DriftMonitor, intervals, p_values
 from dissensus.data.sources import device_named
@@ -59,14 +60,18 @@ class Features:
 
     @classmethod
     def fit(
-        cls, table: Mapping[str, np.ndarray], keep: Sequence[str], bins: int, rows: Any = slice(None)
+        cls,
+        table: Mapping[str, np.ndarray],
+        keep: Sequence[str],
+        bins: int,
+        rows: Any = slice(None),
+        numbers: np.ndarray | None = None,
     ) -> "Features":
-        """Learn from the training rows of a table."""
+        """Decide by a table what its columns are, and learn the rest from its training rows; messages call its rows by `numbers`."""
         if bins < 0:
             raise ValueError(f"`bins` must be 0 or more; got {bins}.")
-        encoder = TableEncoder.fit({name: values[rows] for name, values in table.items()}, keep=keep)
-        # All rows, so that those that cannot be read are named as the caller counts them.
-        values = encoder.transform(table, np.float64)[rows]
+        encoder = TableEncoder.fit(table, keep=keep).refit(table, rows)
+        values = encoder.transform(table, np.float64, numbers)[rows]
         flags = np.asarray(np.isin(values, (0.0, 1.0)).all(0))
         centre = np.where(flags, 0.0, values.mean(0))
         scale = np.where(flags | (values.std(0) <= 1e-12 * np.abs(centre)), 1.0, values.std(0))
@@ -74,9 +79,9 @@ class Features:
         edges = [np.unique(own) for own in np.where(flags[:, None], 0.0, quantiles)]
         return cls(encoder, centre, scale, [own if len(own) > 2 else own[:0] for own in edges])
 
-    def standard(self, table: Mapping[str, np.ndarray]) -> np.ndarray:
+    def standard(self, table: Mapping[str, np.ndarray], numbers: np.ndarray | None = None) -> np.ndarray:
         """Return standardised features, `(rows, features)`, in which distances are measured."""
-        return (self.encoder.transform(table, np.float64) - self.centre) / self.scale
+        return (self.encoder.transform(table, np.float64, numbers) - self.centre) / self.scale
 
     def inputs(self, standard: np.ndarray) -> np.ndarray:
         """Return what members take: the standardised features and their pieces."""
@@ -153,16 +158,18 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
 
     def _rows(self, X: Any, y: Any, sample_weight: Any, classes: Any = None, *, first: bool) -> _Rows:
         """Read rows to train on; from the first ones learn what columns and targets are, and make the members."""
-        table, y, weight = self._read_training(X, y, sample_weight, reset=first)
+        table, y, weight, numbers = self._read_training(X, y, sample_weight, reset=first)
         if first:
             self._learn_targets(y, weight, classes)
-            self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+            self._seed = _seed_of(self.random_state)
         encoded = self._encode_targets(y)
         use = self._divide(encoded)
         if first:
             named = hasattr(self, "feature_names_in_")
-            self.features_ = Features.fit(table, () if named else tuple(table), self.bins, use == _TRAIN)
-        rows = _Rows(self.features_.standard(table), encoded, weight, use)
+            keep = [name for name, values in table.items() if not named or values.dtype.kind in "biuf"]
+            self.features_ = Features.fit(table, keep, self.bins, use == _TRAIN, numbers)
+            _tell_left_out(self.features_.encoder)
+        rows = _Rows(self.features_.standard(table, numbers), encoded, weight, use)
         if first:
             self.ensemble_ = self._make_members()
             self.ensemble_.see(self._data(rows, use == _TRAIN)[0])
@@ -241,7 +248,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         if self.method not in METHODS:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}.")
         inputs, outputs = self.features_.num_inputs, self._num_outputs()
-        hidden = [self.hidden] if isinstance(self.hidden, int) else list(self.hidden)
+        hidden = [whole_number("hidden", width, 1) for width in np.atleast_1d(self.hidden).tolist()]
         options: dict[str, Any] = {"shape": (inputs,)} if self.method == "anchored" else {}
         if self.method == "mc_dropout" and not self.dropout:
             options = {"p": 0.1}
@@ -255,8 +262,8 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
 
     def _read_training(
         self, X: Any, y: Any, sample_weight: Any, reset: bool
-    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-        """Return columns, targets and weights of the rows that count."""
+    ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray]:
+        """Return columns, targets, weights and numbers of the rows that count."""
         if y is None:
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
         table = self._read(X, reset=reset, least=2 if reset else 1)
@@ -267,7 +274,8 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         check_consistent_length(np.empty(rows), y)
         weight = _check_sample_weight(sample_weight, np.empty((rows, 1)), dtype=np.float64, ensure_non_negative=True)
         counts = weight > 0
-        return {name: values[counts] for name, values in table.items()}, y[counts], weight[counts]
+        numbers = np.flatnonzero(counts)
+        return {name: values[counts] for name, values in table.items()}, y[counts], weight[counts], numbers
 
     def _read(self, X: Any, reset: bool = False, least: int = 1) -> dict[str, np.ndarray]:
         """Return the columns of a DataFrame or an array, checked as scikit-learn checks them."""
@@ -568,6 +576,18 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
             x, y = (self.held_out_x_, self.held_out_y_) if len(self.held_out_x_) else (rows.x, rows.y)
             error = self._predict(x).mean(0).numpy() - y
             self.noise_ = float(np.square(error).mean())
+
+
+def _seed_of(random_state: Any) -> int:
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**31 - 1))
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _tell_left_out(encoder: TableEncoder) -> None:
+    """Warn of columns that are no features, by name."""
+    if left_out := [f"{column.name!r} ({column.note})" for column in encoder.columns if not column.features]:
+        warn(f"Columns that are no features: {', '.join(left_out)}. Drop them, or give them as numbers.")
 
 
 def _numbers(y: np.ndarray) -> np.ndarray:

@@ -88,7 +88,7 @@ class MLflow:
         mlflow.log_metrics(latest(run), step=run.step, run_id=self.run_id)
 
 
-def log_model(ens: Members, example: Any, *, alarm: Alarm | None = None, name: str = "model") -> Any:
+def log_model(ens: Members, example: Any, *, alarm: Alarm | None = None, name: str = "model", **options: Any) -> Any:
     """Log an ensemble to MLflow's active run as the ONNX file that `ds.export` writes, with uncertainty and alarm.
 
     Args:
@@ -96,6 +96,7 @@ def log_model(ens: Members, example: Any, *, alarm: Alarm | None = None, name: s
         example: Some inputs, as `ds.export` takes them.
         alarm: What `ds.Alarm.calibrate` returned.
         name: What the model is called in the run.
+        **options: What else `ds.export` takes: `loss="gaussian_nll"` of a regression without an alarm, `preprocess`, `precision`, ....
 
     Returns:
         What `mlflow.onnx.log_model` returns: `mlflow.onnx.load_model(found.model_uri)` has the file back.
@@ -107,5 +108,5 @@ def log_model(ens: Members, example: Any, *, alarm: Alarm | None = None, name: s
 
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        export(ens, path, example=example, alarm=alarm)
+        export(ens, path, example=example, alarm=alarm, **options)
         return mlflow.onnx.log_model(onnx.load(path), name=name)

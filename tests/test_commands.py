@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from pyarrow import parquet
 from recipe_cases import save_blobs, save_line
 from typer.testing import CliRunner
 
@@ -219,6 +220,68 @@ class TestScoreTables:
         inside = ds.conformal.sets(probs[0], prepare.targets(sets.calibration), probs[1], coverage=0.9)
         named = ["|".join(n for n, own in zip(prepare.classes, row, strict=True) if own) for row in inside.tolist()]
         assert whole["set"].fillna("").tolist() == named
+
+    @pytest.mark.parametrize("ending", ["csv", "parquet"])
+    def test_copied_columns_are_the_text_of_the_file(self, table, tmp_path, monkeypatch, ending):
+        frame = pd.read_csv(table / "customers.csv", dtype=str, keep_default_na=False)
+        rows = len(frame)
+        own = {
+            "customer_id": [f"{row:05}" if row != 70 else "" for row in range(rows)],
+            "stamp": ["1700000000.5"] * rows,
+            "age": frame["age"].where(frame["age"] == "", frame["age"] + "0"),
+            "note": ["NA"] * (rows // 2) + ["", "late"] * (rows // 4),
+            "flag": [str(row) for row in range(rows)],
+            "row": ["x"] * rows,
+            "label": [str(2**60 + row) for row in range(rows)],
+        }
+        frame.assign(**own).to_csv(tmp_path / "in.csv", index=False)
+        monkeypatch.setattr("dissensus.recipes.scoring._ROWS", 50)
+        copied = [argument for name in own for argument in ("--carry", name)]
+        result = run("score", table / "run", tmp_path / "in.csv", "-o", tmp_path / f"out.{ending}", *copied)
+        if ending == "csv":
+            scored = pd.read_csv(tmp_path / "out.csv", dtype=str, keep_default_na=False)
+        else:
+            scored = pd.read_parquet(tmp_path / "out.parquet")
+        for name, values in own.items():
+            written = f"{name}.1" if name in ("flag", "row", "label") else name
+            assert scored[written].tolist() == list(values), name
+        assert scored["label"].tolist() == frame["churn"].tolist()
+        assert scored["row"].astype(int).tolist() == list(range(rows))
+        assert scored["flag"].astype(str).isin(["True", "False"]).all()
+        assert result.stderr.count("column 'flag' of the table is written as 'flag.1'") == 1
+        # What is copied changes no answer.
+        run("score", table / "run", tmp_path / "in.csv", "-o", tmp_path / f"plain.{ending}")
+        plain = (
+            pd.read_csv(tmp_path / "plain.csv", dtype=str)
+            if ending == "csv"
+            else pd.read_parquet(tmp_path / "plain.parquet")
+        )
+        assert scored["mutual_information"].tolist() == plain["mutual_information"].tolist()
+
+    def test_copied_columns_of_parquet_keep_their_types(self, table, tmp_path, monkeypatch):
+        frame = pd.read_csv(table / "customers.csv")
+        number = pd.array([None, *range(2**60, 2**60 + len(frame) - 1)], dtype="Int64")
+        frame.assign(number=number, when=pd.Timestamp("2024-06-01"), share=1 / 3).to_parquet(tmp_path / "in.parquet")
+        monkeypatch.setattr("dissensus.recipes.scoring._ROWS", 50)
+        copied = ["--carry", "number", "--carry", "when", "--carry", "share"]
+        run("score", table / "run", tmp_path / "in.parquet", "-o", tmp_path / "out.parquet", *copied)
+        kinds = {field.name: str(field.type) for field in parquet.read_schema(tmp_path / "out.parquet")}
+        assert kinds["number"] == "int64"
+        assert kinds["when"].startswith("timestamp")
+        found = parquet.read_table(tmp_path / "out.parquet")["number"].to_pylist()
+        assert found == [None, *range(2**60, 2**60 + len(frame) - 1)]
+        run("score", table / "run", tmp_path / "in.parquet", "-o", tmp_path / "out.csv", *copied)
+        written = pd.read_csv(tmp_path / "out.csv", dtype=str, keep_default_na=False)
+        assert written["number"].tolist() == ["", *map(str, found[1:])]
+        assert set(written["share"]) == {repr(1 / 3)}
+
+    def test_two_files_are_not_written_to_one(self, table, tmp_path):
+        (tmp_path / "in").mkdir()
+        for name in ("a.csv", "a.tsv"):
+            shutil.copy(table / "customers.csv", tmp_path / "in" / name)
+        result = invoke("score", table / "run", tmp_path / "in" / "*", "-o", tmp_path / "out")
+        assert result.exit_code == 2
+        assert "would both be written to" in result.stderr
 
     def test_rows_far_outside_ring_and_ordinary_ones_do_as_often_as_they_may(self, tmp_path):
         save_customers(tmp_path, rows=600)
@@ -619,6 +682,24 @@ def test_a_sweep_trains_every_arm_once_and_is_compared_on_a_page(home, tmp_path)
     assert "lr=0.005-seed=0: done" in again
     run("report", out, "-o", tmp_path / "page.html")
     assert "lr=0.005-seed=0" in (tmp_path / "page.html").read_text()
+    # Arms of another recipe are not taken for those of this one.
+    (tmp_path / "s.toml").write_text((tmp_path / "s.toml").read_text().replace("hidden = [16]", "hidden = [12]"))
+    refused = invoke("train", tmp_path / "s.toml", "-o", out)
+    assert refused.exit_code == 2
+    assert "has another recipe: hidden in [model] is [16] there and [12] here" in " ".join(refused.stderr.split())
+    run("train", tmp_path / "s.toml", "-o", out, "--set", "model.hidden=[16]")
+
+
+def test_values_that_are_tables_reach_their_arms(tmp_path):
+    from dissensus.recipes import sweeps
+
+    (tmp_path / "s.toml").write_text(
+        RECIPE + '\n[sweep]\n"objective.inner" = [{loss = "brier"}, {loss = "cross_entropy"}]\n'
+    )
+    sweep = sweeps.sweep_of(tmp_path / "s.toml")
+    named = ["objective.name=adversarial"]
+    found = [Recipe.read(tmp_path / "s.toml", [*named, *own]).objective for own in sweeps.arms_of(sweep).values()]
+    assert [each["inner"]["loss"] for each in found] == ["brier", "cross_entropy"]
 
 
 @pytest.mark.slow
@@ -676,10 +757,20 @@ def test_ray_scores_files_and_trains_arms_as_this_process_does(home, table, tmp_
 
 
 @pytest.mark.parametrize(
-    "sweep", ["repeats = 0", "trials = 0", "lr = [1, 2]", '"training.lr" = 3', '"training.lr" = {low = 1, high = 2}']
+    "sweep",
+    [
+        *["repeats = 0", "trials = 0", "lr = [1, 2]", '"training.lr" = 3', '"training.lr" = {low = 1, high = 2}'],
+        *[
+            '"training.lr" = [1]\nrepeats = 2\ntrials = 3',
+            '"ensemble.seed" = [3, 4]\nrepeats = 2',
+            "[[sweep]]",
+            "sweep = 3",
+        ],
+    ],
 )
 def test_what_is_no_sweep_is_said(home, tmp_path, sweep):
-    (tmp_path / "s.toml").write_text(RECIPE + f"\n[sweep]\n{sweep}\n")
+    whole = f"{sweep}\n{RECIPE}" if sweep.startswith("sweep") else f"{RECIPE}\n{sweep}\n"
+    (tmp_path / "s.toml").write_text(whole if "sweep" in sweep else f"{RECIPE}\n[sweep]\n{sweep}\n")
     result = invoke("train", tmp_path / "s.toml", "-o", tmp_path / "arms")
     assert result.exit_code == 2
     assert "[sweep]" in result.stderr

@@ -175,6 +175,15 @@ def test_tables_with_gaps_and_files_of_no_kind_are_refused(tmp_path):
         read_predictions(tmp_path / "p.txt")
 
 
+@pytest.mark.parametrize("kept", [0, 100, 700])
+def test_a_damaged_archive_is_named(tmp_path, kept):
+    path = tmp_path / "p.npz"
+    np.savez(path, outputs=np.zeros((3, 8, 2)), targets=np.arange(8) % 2)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=r"p\.npz cannot be read as arrays"):
+        read_predictions(path)
+
+
 def test_the_command_line_diagnoses_predictions(tmp_path):
     truth = noise(2, 100).numpy()
     np.savez(tmp_path / "p.npz", outputs=np.stack([truth + 1, truth - 1]), targets=truth)

@@ -157,6 +157,7 @@ def test_rows_that_cannot_be_read_are_refused(classifier, change, words):
         "durations",
     ],
 )
+@pytest.mark.filterwarnings("ignore:Columns that are no features")
 def test_columns_of_every_sort_are_read(column):
     frame = pd.DataFrame({"x": np.random.default_rng(0).normal(size=40), "c": column})
     model = EnsembleClassifier(**TINY).fit(frame, [0, 1] * 20)
@@ -190,6 +191,51 @@ def test_rows_that_cannot_be_read_are_named_as_the_caller_counts_them():
     frame.loc[33, "x"] = np.inf
     with pytest.raises(ValueError, match="Row 33 cannot be read"):
         EnsembleClassifier(**TINY).fit(frame, [0, 1] * 20)
+
+
+def test_rows_are_counted_with_those_of_no_weight():
+    frame = pd.DataFrame({"x": np.arange(40.0) % 7})
+    frame.loc[33, "x"] = np.inf
+    with pytest.raises(ValueError, match="Row 33 cannot be read"):
+        EnsembleClassifier(**TINY).fit(frame, [0, 1] * 20, sample_weight=np.arange(40) >= 20)
+
+
+def test_columns_of_numbers_are_kept_as_those_of_an_array_and_others_left_out_by_name():
+    chance = np.random.default_rng(0)
+    numbers = np.stack([1900 + chance.permutation(80), np.full(80, 3), chance.normal(size=80)], 1)
+    frame = pd.DataFrame(numbers, columns=["year", "same", "x"]).astype({"year": int, "same": int})
+    model = EnsembleRegressor(**TINY).fit(frame, numbers[:, 0])
+    assert model.features_.encoder.names == ("year", "same", "x")
+    plain = EnsembleRegressor(**TINY).fit(numbers, numbers[:, 0])
+    np.testing.assert_array_equal(model.predict(frame), plain.predict(numbers))
+    frame = frame.assign(unit="kg", name=[f"n{row}" for row in range(80)])
+    told = r"'unit' \(it is always 'kg'\), 'name' \(names rows, no two alike\)"
+    with pytest.warns(UserWarning, match=told) as said:
+        EnsembleRegressor(**TINY).fit(frame, numbers[:, 0])
+    assert said[0].filename == __file__
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_columns_are_does_not_hang_on_which_rows_are_held_out(seed):
+    # Two words among many numbers stand for missing values, also where none of them is trained on.
+    values = [f"{value:.3f}" for value in np.random.default_rng(0).normal(size=40)]
+    values[5] = values[17] = "unknown"
+    frame = pd.DataFrame({"x": values, "z": np.arange(40.0) % 7})
+    model = EnsembleClassifier(**TINY, random_state=seed, validation_fraction=0.5).fit(frame, [0, 1] * 20)
+    assert model.features_.encoder.columns[0].empty == ("unknown",)
+
+
+def test_numbers_and_generators_of_numpy_are_taken():
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    made = [
+        EnsembleClassifier(num_members=2, epochs=1, hidden=hidden, random_state=np.random.default_rng(5), device="cpu")
+        for hidden in (np.int64(8), np.array([8]), [8])
+    ]
+    answers = [model.fit(x, [0, 1] * 20).predict_proba(x) for model in made]
+    np.testing.assert_array_equal(answers[0], answers[1])
+    np.testing.assert_array_equal(answers[0], answers[2])
+    with pytest.raises(ValueError, match="`hidden` must be a whole number"):
+        EnsembleClassifier(hidden=[8.5]).fit(x, [0, 1] * 20)
 
 
 # Answers and how sure they are

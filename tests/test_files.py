@@ -9,9 +9,11 @@ import torch
 from PIL import Image
 
 from dissensus.data.files import load
+from dissensus.data.frames import read_table
 from dissensus.data.images import as_images, match_images
 from dissensus.data.tables import Number, TableEncoder
 from dissensus.data.toy import BUILT_IN
+from dissensus.recipes.starting import look_at
 
 RNG = np.random.default_rng(0)
 
@@ -108,6 +110,16 @@ class TestArrays:
         assert load(path, layout="channels_first").x.shape == (2, 3, 5, 3)
         assert load(path, layout="channels_last").x.shape == (2, 3, 3, 5)
 
+    @pytest.mark.parametrize(("start", "length"), [(200, 3800), (532, 1), (30, 1)])
+    def test_a_damaged_array_is_named(self, tmp_path, start, length):
+        path = tmp_path / "a.npz"
+        np.savez_compressed(path, x=np.random.default_rng(0).normal(size=(200, 50)))
+        data = bytearray(path.read_bytes())
+        data[start : start + length] = bytes(length)
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"a\.npz cannot be read"):
+            load(path)
+
     @pytest.mark.parametrize("data", [b"", b"PK\x03\x04 torn", b"text"])
     def test_damaged_files_are_named(self, tmp_path, data):
         (tmp_path / "a.npz").write_bytes(data)
@@ -149,6 +161,45 @@ class TestTables:
         loaded = load(path, "y")
         assert loaded.x.tolist() == [[1.5, 2], [3, 4]]
         assert loaded.classes == ("a", "b")
+
+    @pytest.mark.parametrize(
+        ("text", "names"),
+        [
+            ('u;"a,b,c"\n1;2\n', ["u", "a,b,c"]),
+            ('"a;b;c",u\n1,2\n', ["a;b;c", "u"]),
+            ("price,eur;kg\n1;2\n3;4\n", ["price,eur", "kg"]),
+            ("lat;lon,u,v\n1;2,3,4\n", ["lat;lon", "u", "v"]),
+            ("0,125;0,250\n0,5;1,5\n", ["0", "1"]),
+            ("0,5\t1,5\n2,5\t3,5\n", ["0", "1"]),
+            ("u\nDoe\n", ["u"]),
+        ],
+    )
+    def test_separators_inside_quotes_and_numbers_are_none(self, tmp_path, text, names):
+        frame, _ = read_table(save_csv(tmp_path / "a.csv", text))
+        assert list(frame.columns) == names
+
+    def test_commas_beside_semicolons_are_decimal_points(self, tmp_path):
+        text = "u;w;v;y\n0,125;a;1;1,5\n?;b;2;2\n-1,250;c 1,5;3;3,75\n"
+        loaded = load(save_csv(tmp_path / "a.csv", text), "y")
+        number = loaded.columns.features.index("u")
+        assert loaded.x[:, number].tolist() == [0.125, (0.125 - 1.25) / 2, -1.25]
+        assert loaded.y.tolist() == [1.5, 2, 3.75]
+        assert "w=c 1,5" in loaded.columns.features
+        assert "commas in its numbers are read as decimal points" in loaded.notes[0]
+        # One cell with two commas says that they stand between thousands.
+        loaded = load(save_csv(tmp_path / "b.csv", "u;v;y\n1,234,567;1.5;1\n2,000;2.5;0\n"), "y")
+        assert loaded.x.tolist() == [[1234567, 1.5], [2000, 2.5]]
+        assert loaded.notes == ()
+
+    def test_endings_may_be_written_large(self, tmp_path):
+        pd.DataFrame({"u": [1.5, 2], "y": [0, 1]}).to_parquet(tmp_path / "a.PARQUET")
+        save_csv(tmp_path / "b.TSV", "u,1\ty\n1.5\t0\n2\t1\n")
+        assert load(tmp_path / "a.PARQUET", "y").x.tolist() == load(tmp_path / "b.TSV", "y").x.tolist() == [[1.5], [2]]
+
+    def test_words_stay_words_in_a_file_where_all_look_like_numbers(self, tmp_path):
+        first = load(save_csv(tmp_path / "a.csv", "w,v\n007,1.5\nx,2.5\n"))
+        second = load(save_csv(tmp_path / "b.csv", "w,v\n007,1.5\n007,3.5\n"), columns=first.columns)
+        assert second.x.tolist() == [[1, 0, 1.5], [1, 0, 3.5]]
 
     def test_a_table_without_names_gets_numbers(self, tmp_path):
         loaded = load(save_csv(tmp_path / "a.csv", "1,2,0\n3,4,1\n"), "2")
@@ -286,6 +337,23 @@ class TestPictures:
         loaded = load(tmp_path / "a.parquet")
         np.testing.assert_array_equal(loaded.x.numpy(), np.stack(arrays).transpose(0, 3, 1, 2))
         assert loaded.y.tolist() == [7, 3]
+        pd.DataFrame({"img": [None, *cells], "label": [1, 7, 3]}).to_parquet(tmp_path / "b.parquet")
+        with pytest.raises(ValueError, match=r"row 0 of b\.parquet has no image in the column 'img'"):
+            load(tmp_path / "b.parquet")
+
+    def test_hidden_files_are_no_pictures_to_look_at(self, tmp_path):
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            save_pictures(tmp_path / name, 4)
+            (tmp_path / name / "._00.png").write_bytes(b"what a Mac leaves")
+        found, _ = look_at(tmp_path)
+        assert "8 rows of images of" in found
+
+    def test_pictures_too_large_for_pillow_are_refused(self, tmp_path, monkeypatch):
+        save_pictures(tmp_path, 1)
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1)
+        with pytest.raises(ValueError, match=r"00\.png cannot be read as an image"):
+            load(tmp_path)
 
 
 class Items(list):

@@ -1,6 +1,8 @@
 """Recipes: everything they can name, what they refuse, and that a run comes back as it was."""
 
+import json
 import re
+import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -148,6 +150,24 @@ class TestNames:
 def test_slips_in_a_recipe_are_found_before_anything_runs(blobs, tables, words):
     with pytest.raises(ValueError, match=words):
         recipe(blobs, **tables)
+
+
+def test_a_network_is_that_of_the_file_beside_the_recipe(tmp_path):
+    for width in (3, 5):
+        folder = tmp_path / str(width)
+        folder.mkdir()
+        (folder / "beside_recipe.py").write_text(
+            "from torch import nn\nfrom beside_sizes import W\ndef make(): return nn.Linear(2, W)\n"
+        )
+        (folder / "beside_sizes.py").write_text(f"W = {width}\n")
+    for width in (3, 5, 3):
+        model = {"name": "beside_recipe:make", "folder": str(tmp_path / str(width))}
+        for _ in range(2):
+            assert member_factory(model, (2,), width, allow_import=True)().out_features == width
+    # A module of the standard library stays what it is for all others.
+    (tmp_path / "3" / "json.py").write_text("")
+    member_factory(model, (2,), 3, allow_import=True)
+    assert sys.modules["json"] is json
 
 
 @pytest.mark.parametrize("missing", ["data", "model"])

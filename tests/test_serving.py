@@ -72,6 +72,7 @@ class TestRows:
             ({"rows": [[1, 2], [False, 0]]}, "numbers only"),
             ({"rows": [[1e300, 1]]}, "finite"),
             ({"rows": [[1e38, 1e38]]}, None),
+            ({"rows": [[1, 2], [3e38, 3e38]]}, "Row 1 has no finite prediction: are its values far too large?"),
             ({"rows": [{"x": 1}]}, "2 values"),
             ({"rows": [[1, 2]], "limit": 2}, "0 to 1"),
             ({"rows": [[1, 2]], "limit": "x"}, "0 to 1"),
@@ -149,6 +150,8 @@ class TestProtocol:
             infer(data=([1], [2, 3])),
             infer(outputs=[{"name": "nothing"}]),
             infer(outputs="all"),
+            infer(id=[1]),
+            infer(data=(3e38, 3e38)),
             {"inputs": infer()["inputs"] * 2},
             {"inputs": [*infer()["inputs"], {"name": "limit", "data": []}]},
         ],
@@ -156,7 +159,13 @@ class TestProtocol:
     def test_refuses_what_is_wrong(self, client, body):
         answer = client.post("/v2/models/tiny/infer", json=body)
         assert answer.status_code == 400
-        assert answer.json()["error"].endswith(".")
+        assert answer.json()["error"].endswith((".", "?"))
+
+    def test_refuses_an_id_that_json_cannot_say(self, client):
+        text = json.dumps(infer(id=1)).replace('"id": 1', '"id": 1e999')
+        answer = client.post("/v2/models/tiny/infer", content=text, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400
+        assert '"id"' in answer.json()["error"]
 
     def test_knows_one_model_and_its_addresses(self, client):
         assert client.get("/v2/models/other").status_code == 404
@@ -194,10 +203,12 @@ class TestWatching:
         with TestClient(make_app(Settings(str(path), name="tiny"))) as client:
             client.post("/score", json={"rows": ROWS})
             client.post("/score", json={"rows": []})
+            client.post("/score", json={"rows": [[3e38, 3e38]]})
+            assert client.get("/drift").json()["seen"] == 2
             client.get("/secret-in-an-address")
             lines = client.get("/metrics").text.splitlines()
         assert 'dissensus_requests_total{route="/score",status="200"} 1.0' in lines
-        assert 'dissensus_requests_total{route="/score",status="400"} 1.0' in lines
+        assert 'dissensus_requests_total{route="/score",status="400"} 2.0' in lines
         assert "dissensus_rows_total 2.0" in lines
         assert "dissensus_flagged_rows_total 1.0" in lines
         assert 'dissensus_p_value_bucket{le="0.05"} 1.0' in lines

@@ -1,5 +1,6 @@
 """What each column of a table is, and that it is the same ever after."""
 
+import datetime
 import json
 import math
 
@@ -226,12 +227,63 @@ def test_a_parquet_file_is_not_kept_while_it_is_read(tmp_path):
         for _ in range(12):
             writer.write_table(table)
     before, most, count = pyarrow.total_allocated_bytes(), 0, 0
-    for _, frame, _ in table_parts(tmp_path / "t.parquet", (), rows // 4):
-        count += len(frame)
+    for part in table_parts(tmp_path / "t.parquet", (), rows // 4):
+        count += len(part.frame)
         most = max(most, pyarrow.total_allocated_bytes() - before)
     assert count == 12 * rows
     # Of twelve groups; with buffers for what was read it was seventeen of them.
     assert most < 6 * table.nbytes
+
+
+MOMENTS = st.datetimes(datetime.datetime(1990, 1, 1), datetime.datetime(2060, 1, 1))
+TEXTS = [
+    "2",
+    "2.0",
+    " 3",
+    "true",
+    "False",
+    "a",
+    "NA",
+    "1.#QNAN",
+    "1,000",
+    "20240601",
+    "2024-06-02",
+    "03.06.2024",
+    "inf",
+]
+CELLS = st.one_of(
+    *[st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([20240601, 10**16]), st.sampled_from(TEXTS)],
+    *[st.sampled_from([0.0, 0.5, 2.0, math.nan, math.inf, 20240601.0]), MOMENTS, st.dates(datetime.date(1990, 1, 1))],
+)
+KNOWN = {
+    "number": [1.0, 2.5, None],
+    "truth": [True, False, None],
+    "word": ["2", "a", "True"],
+    "day": ["2024-06-01", None, "2024-07-01"],
+    "written": ["01.06.2024", "13.07.2024", None],
+}
+READER = TableEncoder.fit(KNOWN, keep=list(KNOWN))
+
+
+@given(rows=st.lists(st.tuples(*[CELLS] * len(KNOWN)), min_size=1, max_size=6), frame=st.booleans())
+def test_a_value_is_read_the_same_whatever_stands_beside_it(rows, frame):
+    columns = {name: list(values) for name, values in zip(KNOWN, zip(*rows, strict=True), strict=True)}
+    whole, problems = READER.codes(pd.DataFrame(columns) if frame else columns)
+    alone = [READER.codes({name: [cell] for name, cell in zip(KNOWN, row, strict=True)}) for row in rows]
+    np.testing.assert_array_equal(whole, np.concatenate([codes for codes, _ in alone]))
+    assert problems == {row: own[0] for row, (_, own) in enumerate(alone) if own}
+
+
+def test_whole_numbers_in_a_column_of_dates_are_read_or_refused():
+    encoder = TableEncoder.fit({"d": ["2024-06-01", "2024-06-11"]})
+    assert encoder.transform({"d": [20240601, 20240603]})[:, 0].tolist() == [0, 2]
+    _, problems = encoder.encode({"d": [1700000000, 20240601]})
+    assert list(problems) == [0]
+
+
+def test_what_is_left_without_a_known_value_is_no_feature():
+    with pytest.raises(ValueError, match="no column left for features"):
+        TableEncoder.fit({"u": [1.0, 2.0, None]}).refit({"u": [1.0, 2.0, None]}, [2])
 
 
 def test_columns_that_share_a_name_are_numbered_and_labels_too():

@@ -1,5 +1,9 @@
 """Callbacks for TensorBoard and MLflow: what they show is what the history holds."""
 
+import json
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -55,3 +59,22 @@ def test_mlflow_has_the_history_and_serves_the_file(tmp_path, monkeypatch):
     session = onnxruntime.InferenceSession(file.SerializeToString())
     (answer,) = session.run(["prediction"], {"x": x.numpy()})
     np.testing.assert_allclose(answer, ds.predict(ens, x).softmax(-1).mean(0).numpy(), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_regression_is_logged_as_one(monkeypatch):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    hosted = types.ModuleType("mlflow.onnx")
+    hosted.log_model = lambda model, name: (model, name)
+    mlflow = types.ModuleType("mlflow")
+    mlflow.onnx = hosted
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "mlflow.onnx", hosted)
+    ens = ds.DeepEnsemble(lambda: torch.nn.Linear(3, 2), 2)
+    x = torch.randn(16, 3)
+    logged, name = tracking.log_model(ens, x, name="price", loss="gaussian_nll")
+    assert name == "price"
+    assert isinstance(logged, onnx.ModelProto)
+    facts = {each.key: json.loads(each.value) for each in logged.metadata_props}
+    assert (facts["task"], facts["loss"]) == ("regression", "gaussian_nll")

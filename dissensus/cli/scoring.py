@@ -134,8 +134,15 @@ def _many_files(data: str, output: Path, shard: str | None) -> list[tuple[str, P
     place, number = (0, 1) if shard is None else _shard(shard)
     base = Path(commonpath(map(dirname, found)))
     targets = [output / Path(path).relative_to(base) for path in found]
-    endings = [".parquet" if target.suffix == ".parquet" else ".csv" for target in targets]
-    return list(zip(found, map(Path.with_suffix, targets, endings), strict=True))[place::number]
+    endings = [".parquet" if target.suffix.lower() == ".parquet" else ".csv" for target in targets]
+    pairs = list(zip(found, map(Path.with_suffix, targets, endings), strict=True))
+    sources: dict[Path, str] = {}
+    for source, target in pairs:
+        if (other := sources.setdefault(target, source)) != source:
+            raise ValueError(
+                f"{other} and {source} would both be written to {target}. Rename one, or score them apart."
+            )
+    return pairs[place::number]
 
 
 def _is_there(target: Path) -> bool:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
@@ -105,32 +106,34 @@ def _check_options(options: Options, useful: Container[str], name: str) -> None:
             raise ValueError(f"{name} has no use for {each.name} = {given!r}. Leave it out.")
 
 
-_UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile)
+_UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, TokenError)
 
 
 def _load_npz(path: Path, target: str | None, options: Options) -> Loaded:
     """Read inputs and targets of an archive of arrays."""
     _check_options(options, {"inputs", "split", "size", "layout"}, path.name)
     with open(path, "rb") as file:
-        arrays = _numpy(file, path)
+        arrays = open_arrays(file, path)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError(f"{path} is not an .npz archive, whatever its name says.")
         needed = target is not None and options.strict
         targets = _find_array(arrays.files, "target", target, options, path, needed)
         inputs = _find_array(arrays.files, "inputs", options.inputs, options, path, needed=True)
-        x = _as_inputs(_read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
-        y = None if targets is None else _read_array(arrays, targets, path)
+        x = _as_inputs(read_array(arrays, inputs, path), options.layout, f"{inputs} of {path.name}")
+        y = None if targets is None else read_array(arrays, targets, path)
     return _with_targets(Loaded(x), y, f"{targets} of {path.name}")
 
 
-def _numpy(file: BinaryIO, path: Path) -> Any:
+def open_arrays(file: BinaryIO, path: Path) -> Any:
+    """Open an array or an archive of them; nothing is unpickled."""
     try:
         return np.load(file, allow_pickle=False)
     except _UNREADABLE as problem:
         raise ValueError(f"{path} cannot be read as arrays: {problem}") from None
 
 
-def _read_array(arrays: Any, key: str | None, path: Path) -> np.ndarray:
+def read_array(arrays: Any, key: str | None, path: Path) -> np.ndarray:
+    """Read an array of an archive that `open_arrays` opened."""
     try:
         return arrays[key]
     except _UNREADABLE as problem:
@@ -176,11 +179,11 @@ def _load_npy(path: Path, target: str | None, options: Options) -> Loaded:
     """Read an array of inputs, and another of targets beside it."""
     _check_options(options, {"size", "layout"}, path.name)
     with open(path, "rb") as file:
-        loaded = Loaded(_as_inputs(_numpy(file, path), options.layout, path.name))
+        loaded = Loaded(_as_inputs(open_arrays(file, path), options.layout, path.name))
     beside = path.parent / (target or "")
     if target is not None and beside.exists():
         with open(beside, "rb") as file:
-            return _with_targets(loaded, _numpy(file, beside), beside.name)
+            return _with_targets(loaded, open_arrays(file, beside), beside.name)
     if target is not None and options.strict:
         raise ValueError(f"The target of an .npy file is the name of another one beside it; there is no {beside}.")
     return loaded
@@ -359,7 +362,7 @@ def sized(loaded: Loaded, size: Size | None) -> Loaded:
 
 
 def _load_table(path: Path, target: str | None, options: Options) -> Loaded:
-    frame, notes = read_table(path)
+    frame, notes = read_table(path, () if options.columns is None else options.columns.texts)
     encoded = _image_column(frame, options.inputs)
     if encoded is not None:
         return _load_image_column(frame, encoded, target, options, path)
@@ -430,9 +433,9 @@ def _filled_in(columns: TableEncoder, inputs: Any) -> Iterator[str]:
 
 def _image_column(frame: Any, named: str | None) -> str | None:
     """Return the column that holds encoded images, as Hugging Face writes them; None where there is none."""
-    first = frame.iloc[0]
     for column in frame.columns if named is None else {named} & set(frame.columns):
-        if isinstance(first[column], Mapping) and "bytes" in first[column]:
+        first = next((cell for cell in frame[column] if cell is not None), None)
+        if isinstance(first, Mapping) and "bytes" in first:
             return str(column)
     return None
 
@@ -440,7 +443,10 @@ def _image_column(frame: Any, named: str | None) -> str | None:
 def _load_image_column(frame: Any, column: str, target: str | None, options: Options, path: Path) -> Loaded:
     _check_options(options, {"inputs", "size"}, path.name)
     names = [f"row {row} of {path.name}" for row in range(len(frame))]
-    loaded = Loaded(images.decode([cell["bytes"] for cell in frame[column]], names, options.size))
+    pictures = [cell and cell["bytes"] for cell in frame[column]]
+    if None in pictures:
+        raise ValueError(f"{names[pictures.index(None)]} has no image in the column {column!r}. Leave such rows out.")
+    loaded = Loaded(images.decode(pictures, names, options.size))
     target = _target_column(frame, target, options, path) or first_there(TARGET_NAMES, frame.columns)
     if target is None:
         return loaded

@@ -1,9 +1,11 @@
 """CSV and parquet files as DataFrames of pandas, and the target among their columns."""
 
-from collections.abc import Iterator, Sequence
-from itertools import count
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,28 +14,49 @@ from torch import Tensor
 from dissensus._signatures import need
 from dissensus.data.tables import columns_of, number_of, texts_of
 
+# Quoted cells; numbers with a decimal comma; those whose commas can only stand between thousands.
+_QUOTED = re.compile(r'(?m)(^|[,;\t])( *)"(?:[^"]|"")*"')
+_DECIMAL_COMMA = re.compile(r"\s*([+-]?\d+),(\d+([eE][+-]?\d+)?)\s*")
+_THOUSANDS_COMMA = re.compile(r"\s*[+-]?\d{1,3}(,\d{3})+(,\d{3}|\.\d+)\s*")
+# How much of a file shows what separates its cells.
+_HEAD = 1 << 16
 
-def read_table(path: Path) -> tuple[Any, tuple[str, ...]]:
+
+class Part(NamedTuple):
+    """Rows of a table: the number of the first, their columns, how much of the file is read, and columns as the file has them."""
+
+    start: int
+    frame: Any
+    share: float  # from 0 to 1
+    carried: Mapping[str, Any]
+
+
+def read_table(path: Path, texts: Sequence[str] = ()) -> tuple[Any, tuple[str, ...]]:
     """Read a CSV or parquet file as a pandas DataFrame with text column names; also return what was assumed."""
     check_not_a_pipe(path)
-    ((_, frame, _),) = table_parts(path)
-    return frame, () if _is_parquet(path) else _csv_options(path)[1]
+    (part,) = table_parts(path, texts)
+    return part.frame, () if _is_parquet(path) else _csv_options(path)[1]
 
 
-def table_parts(path: Path, texts: Sequence[str] = (), rows: int | None = None) -> Iterator[tuple[int, Any, float]]:
-    """Yield parts of a CSV or parquet file of so many rows, or all at once, after the number of the first row, with the share read.
+def table_parts(
+    path: Path, texts: Sequence[str] = (), rows: int | None = None, carried: Sequence[str] = ()
+) -> Iterator[Part]:
+    """Yield parts of a CSV or parquet file of so many rows, or all at once.
 
-    `texts` are columns of words, whatever one part looks like.
+    `texts` are columns of words, whatever one part looks like. Those of `carried` that are there also come as the file has them:
+    as lists of texts, or of parquet as arrays of pyarrow.
     """
     parquet = _is_parquet(path)
     need(f"Reading {path.name}", "data", "pandas", *["pyarrow"] * parquet)
     start = 0
     try:
-        for frame, share in _parquet_parts(path, rows) if parquet else _csv_parts(path, texts, rows):
+        for frame, share, own in (
+            _parquet_parts(path, rows, carried) if parquet else _csv_parts(path, texts, rows, carried)
+        ):
             frame.columns = unique_names([str(name) for name in frame.columns])
-            yield start, frame, share
+            yield Part(start, frame, share, own)
             start += len(frame)
-    except (ValueError, OSError) as problem:  # pandas' own errors are ValueErrors
+    except (ValueError, OSError, csv.Error) as problem:  # pandas' own errors are ValueErrors
         kind = "parquet" if parquet else "a table"
         raise ValueError(f"{path} cannot be read as {kind}: {str(problem).splitlines()[0]}") from None
     if start == 0:
@@ -41,7 +64,7 @@ def table_parts(path: Path, texts: Sequence[str] = (), rows: int | None = None) 
 
 
 def _is_parquet(path: Path) -> bool:
-    return path.is_dir() or path.suffix == ".parquet"
+    return path.is_dir() or path.suffix.lower() == ".parquet"
 
 
 def check_not_a_pipe(path: Path) -> None:
@@ -67,43 +90,113 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def _csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return how pandas is to read a CSV file, by its first line; also what was assumed."""
+    """Return how pandas is to read a CSV file, by its first lines; also what was assumed."""
     with open(path, encoding="utf-8-sig", errors="replace") as file:
-        first = file.readline()
-    separator = "\t" if path.suffix == ".tsv" else max(",;\t", key=first.count)
-    cells = [cell.strip().strip('"') for cell in first.strip().split(separator)]
-    headless = bool(first.strip()) and all(number_of(cell) is not None for cell in cells)
-    options = {"sep": separator, "header": None if headless else 0, "skipinitialspace": True}
-    notes = (f"its first line holds numbers, so columns are called 0 to {len(cells) - 1}",) if headless else ()
-    return {**options, "encoding": "utf-8-sig"}, notes
+        head = file.read(_HEAD)
+    separator = "\t" if path.suffix.lower() == ".tsv" else _separator(_QUOTED.sub(r"\1\2", head).split("\n"))
+    options: dict[str, Any] = {"sep": separator, "header": 0, "skipinitialspace": True, "encoding": "utf-8-sig"}
+    notes: tuple[str, ...] = ()
+    if separator == ";" and _has_decimal_commas(path):
+        options["decimal"] = ","
+        notes = ("semicolons separate its cells, so commas in its numbers are read as decimal points",)
+    cells = next(csv.reader(head.split("\n")[:1], delimiter=separator, skipinitialspace=True), [])
+    if cells and all(_is_number(cell.strip(), separator) for cell in cells):
+        options["header"] = None
+        notes = (*notes, f"its first line holds numbers, so columns are called 0 to {len(cells) - 1}")
+    return options, notes
 
 
-def _csv_parts(path: Path, texts: Sequence[str], rows: int | None) -> Iterator[tuple[Any, float]]:
+def _separator(lines: Sequence[str]) -> str:
+    """Return what separates the cells of lines that have lost their quoted ones.
+
+    Of what is in the first line: that which makes numbers of all its cells, or is in the next lines as often, or is there most often.
+    """
+
+    def fits(separator: str) -> tuple[bool, bool, int]:
+        counts = {line.count(separator) for line in lines[:-1][:20] if line.strip()}
+        numbers = separator != "," and all(_is_number(cell, separator) for cell in lines[0].split(separator))
+        return numbers, counts == {lines[0].count(separator)}, lines[0].count(separator)
+
+    return max((each for each in "\t;," if each in lines[0]), key=fits, default=",")
+
+
+def _is_number(text: str, separator: str) -> bool:
+    """Whether a cell is a number, where commas are not what separates cells also one with a decimal comma."""
+    return number_of(text) is not None or (separator != "," and _DECIMAL_COMMA.fullmatch(text) is not None)
+
+
+def _has_decimal_commas(path: Path) -> bool:
+    """Whether a cell of a file with semicolons is a number with a comma, and none has more commas, or one before a point."""
+    found = False
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        for line in file:
+            cells = [cell.strip(' "\n') for cell in line.split(";")] if "," in line else ()
+            if any(map(_THOUSANDS_COMMA.fullmatch, cells)):
+                return False
+            found = found or any(map(_DECIMAL_COMMA.fullmatch, cells))
+    return found
+
+
+def _with_point(text: Any) -> Any:
+    """Return a number with a decimal comma with a point; all else as it is."""
+    found = _DECIMAL_COMMA.fullmatch(text) if isinstance(text, str) else None
+    return f"{found[1]}.{found[2]}" if found else text
+
+
+def _csv_parts(
+    path: Path, texts: Sequence[str], rows: int | None, carried: Sequence[str]
+) -> Iterator[tuple[Any, float, dict[str, Any]]]:
     import pandas
 
     options, _ = _csv_options(path)
-    named = {} if options["header"] is None else {"dtype": dict.fromkeys(texts, str)}
+    names = texts if options["header"] == 0 else [int(name) for name in texts if name.isdecimal()]
+    own: Iterator[dict[str, Any]] | None = None
     with open(path, "rb") as file:
         # Not in pandas' own parts: there a column's cells would be numbers in one and texts in another.
-        found = pandas.read_csv(file, chunksize=rows, low_memory=False, **options, **named)
+        found = pandas.read_csv(file, chunksize=rows, low_memory=False, dtype=dict.fromkeys(names, str), **options)
         for frame in [found] if rows is None else found:
-            yield frame, file.tell() / max(path.stat().st_size, 1)
+            own = own or _carried_cells(path, options, rows, frame, carried)
+            # Pandas leaves numbers with commas alone where words are among them.
+            for place, kind in enumerate(frame.dtypes) if "decimal" in options else ():
+                if kind.kind == "O":
+                    frame.isetitem(place, frame.iloc[:, place].map(_with_point))
+            yield frame, file.tell() / max(path.stat().st_size, 1), next(own)
 
 
-def _parquet_parts(path: Path, rows: int | None) -> Iterator[tuple[Any, float]]:
+def _carried_cells(
+    path: Path, options: Mapping[str, Any], rows: int | None, frame: Any, carried: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield some columns of the file that a frame is the first part of, part by part, as their cells are written."""
+    import pandas
+
+    names = unique_names([str(name) for name in frame.columns])
+    places = sorted({names.index(name) for name in carried if name in names})
+    if not places:
+        yield from repeat({})
+    # Lines may begin with a cell that has no name; then columns cannot be chosen by their place.
+    chosen = places if isinstance(frame.index, pandas.RangeIndex) else None
+    with open(path, "rb") as file:
+        found = pandas.read_csv(file, chunksize=rows, dtype=str, na_filter=False, usecols=chosen, **options)
+        for part in [found] if rows is None else found:
+            own = part.iloc[:, places] if chosen is None else part
+            yield {names[place]: own.iloc[:, number].tolist() for number, place in enumerate(places)}
+
+
+def _parquet_parts(path: Path, rows: int | None, carried: Sequence[str]) -> Iterator[tuple[Any, float, dict[str, Any]]]:
     if rows is None:
         import pandas
 
-        yield pandas.read_parquet(path), 1.0
+        yield pandas.read_parquet(path), 1.0, {}
         return
     from pyarrow import parquet
 
     # Buffered ahead, all that was read would stay in memory.
     with parquet.ParquetFile(path, pre_buffer=False) as file:
-        done = 0
+        done, names = 0, unique_names(file.schema_arrow.names)
         for batch in file.iter_batches(rows):
             done += len(batch)
-            yield batch.to_pandas(), done / max(file.metadata.num_rows, 1)
+            own = {name: batch.column(names.index(name)) for name in carried if name in names}
+            yield batch.to_pandas(), done / max(file.metadata.num_rows, 1), own
 
 
 def target_of(frame: Any, target: str) -> tuple[Tensor, tuple[str, ...] | None, np.ndarray]:

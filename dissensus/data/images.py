@@ -136,7 +136,7 @@ def open_picture(source: Path | bytes) -> Any:
     try:
         picture = Image.open(BytesIO(source) if isinstance(source, bytes) else source)
         picture.load()
-    except (UnidentifiedImageError, OSError, SyntaxError) as problem:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as problem:
         what = "An embedded image" if isinstance(source, bytes) else str(source)
         raise ValueError(f"{what} cannot be read as an image: {problem}. Remove or replace it.") from None
     return picture

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,10 @@ MOST_LEVELS = 100
 """A text column keeps as many of its values, the most frequent ones; the others are read as none of them."""
 
 MISSING = frozenset(
-    ["", *["?", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaN", "nan", "-NaN", "-nan", "NULL", "null", "None", "NaT"]]
+    [
+        *["", "?", "NA", "N/A", "n/a", "#N/A", "#N/A N/A", "#NA", "<NA>", "NULL", "null", "None", "NaT"],
+        *["NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"],
+    ]
 )
 """Texts that stand for a missing value, in whatever kind of file."""
 
@@ -64,8 +67,9 @@ def _plain(values: Any) -> np.ndarray:
         array = values
     else:
         found = list(values)
-        # Beside numbers, numpy would write None as text and numbers as words.
-        mixed = any(isinstance(value, str) or value is None for value in found)
+        # Beside numbers, numpy would write None as text, numbers as words and true as 1.
+        kinds = set(map(type, found))
+        mixed = (bool in kinds and len(kinds) > 1) or any(isinstance(value, str) or value is None for value in found)
         array = np.array(found, dtype=object if mixed else None)
     return array if array.dtype.kind in "biufM" else array.astype(object)
 
@@ -86,23 +90,32 @@ def _of_pandas(values: Any) -> np.ndarray:
 
 
 def texts_of(values: np.ndarray) -> list[str | None]:
-    """Return each value as text without blanks around it; None where it is missing."""
-    if values.dtype.kind == "f":
-        return [None if value != value else _short(value) for value in values.tolist()]
+    """Return each value as text without blanks around it, whatever stands beside it; None where it is missing."""
     if values.dtype.kind == "M":
-        return [None if value == "NaT" else value for value in values.astype("datetime64[s]").astype(str).tolist()]
+        return _times(values)
     return [_text(value) for value in values.tolist()]
 
 
 def _text(value: Any) -> str | None:
-    if value is None or (isinstance(value, float) and value != value):
-        return None
+    if isinstance(value, float | np.floating):
+        return None if value != value else _short(float(value))
     text = str(value).strip()
-    return None if text in MISSING else text
+    if text in MISSING:
+        return None
+    if isinstance(value, datetime | np.datetime64):
+        if isinstance(value, datetime) and value.tzinfo is not None:
+            value = value.astimezone(UTC).replace(tzinfo=None)
+        return _times(np.array([value], dtype="datetime64[us]"))[0]
+    return text
 
 
 def _short(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+    return str(int(value)) if value.is_integer() and abs(value) < 2**63 else repr(value)
+
+
+def _times(values: np.ndarray) -> list[str | None]:
+    texts = np.datetime_as_string(values.astype("datetime64[us]")).tolist()
+    return [None if text == "NaT" else text.removesuffix(".000000") for text in texts]
 
 
 def number_of(text: str) -> float | None:
@@ -190,7 +203,7 @@ class Number(_Readable):
 
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the numbers, as `_Readable.codes` says."""
-        if values.dtype.kind in "biuf":
+        if values.dtype.kind in "iuf" and not self.boolean:
             numbers = values.astype(np.float64)
         else:
             texts = texts_of(values)
@@ -206,7 +219,8 @@ class Number(_Readable):
     def _number(self, text: str | None) -> float | None:
         if text is None or text in self.empty:
             return math.nan
-        return _BOOLEAN.get(text.lower()) if self.boolean else number_of(text)
+        number = None if self.boolean else number_of(text)
+        return _BOOLEAN.get(text.lower()) if number is None else number
 
     def _made_of(self, codes: Any, xp: Any) -> Any:
         return xp.where(xp.isnan(codes), _number_like(codes, self.fill, xp), codes)[:, None]
@@ -278,13 +292,16 @@ class Date(_Readable):
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return days since 1970, as `_Readable.codes` says."""
         if values.dtype.kind == "M":
-            seconds = values.astype("datetime64[ms]").astype(np.int64) / 1000.0
+            seconds = values.astype("datetime64[us]").astype(np.int64) / 1e6
             return np.where(np.isnat(values), np.nan, seconds / _DAY)
-        texts = texts_of(values) if values.dtype == object else [None] * len(values)
-        known = {text: math.nan if text is None else _day(text, self.form) for text in set(texts)}
-        wrong = [row for row, text in enumerate(texts) if text is not None and math.isnan(known[text])]
-        self._refuse(wrong, "dates", values, problems)
-        return np.array([known[text] for text in texts], dtype=np.float64)
+        texts = texts_of(values)
+        # What is a date already need not be written as those of the training rows were.
+        forms = ["ISO" if isinstance(value, date | np.datetime64) else self.form for value in values.tolist()]
+        written = list(zip(texts, forms, strict=True))
+        known = {(text, form): math.nan if text is None else _day(text, form) for text, form in set(written)}
+        wrong = [row for row, each in enumerate(written) if each[0] is not None and math.isnan(known[each])]
+        self._refuse(wrong, "dates", texts, problems)
+        return np.array([known[each] for each in written], dtype=np.float64)
 
     def _made_of(self, codes: Any, xp: Any) -> Any:
         days = xp.where(xp.isnan(codes), _number_like(codes, self.fill, xp), codes)
@@ -377,16 +394,20 @@ class TableEncoder:
             # What numbers the rows is read after all where there is nothing else.
             numbering = [name for name, column in learned.items() if column.note.startswith("numbers rows")]
             learned |= {name: _decide(name, found[name]).learn(found[name]) for name in numbering}
-        encoder = cls(tuple(learned.values()))
-        if not encoder.features:
-            told = "; ".join(f"{column.name!r}: {column.note}" for column in encoder.columns)
-            raise ValueError(f"There is no column left for features ({told}).")
-        return encoder
+        return cls(tuple(learned.values()))._with_features()
 
     def refit(self, table: Any, rows: Any) -> "TableEncoder":
         """Return the same reading with what is filled in and which categories there are learned from some rows only."""
         found = columns_of(table)
-        return TableEncoder(tuple(column.learn(found[column.name][rows]) for column in self.columns))
+        learned = tuple(column.learn(found[column.name][rows]) for column in self.columns)
+        return TableEncoder(learned)._with_features()
+
+    def _with_features(self) -> "TableEncoder":
+        """Refuse an encoder that leaves everything out."""
+        if not self.features:
+            told = "; ".join(f"{column.name!r}: {column.note}" for column in self.columns)
+            raise ValueError(f"There is no column left for features ({told}).")
+        return self
 
     @property
     def _readable(self) -> list[Readable]:
@@ -396,6 +417,11 @@ class TableEncoder:
     def names(self) -> tuple[str, ...]:
         """Columns that are read, in order."""
         return tuple(column.name for column in self._readable)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Columns of words and dates, whose cells are texts whatever they look like."""
+        return tuple(column.name for column in self._readable if not isinstance(column, Number))
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -424,11 +450,12 @@ class TableEncoder:
         parts = [column.codes(found[column.name], problems) for column in self._readable]
         return np.stack(parts, 1), dict(sorted(problems.items()))
 
-    def transform(self, table: Any, dtype: Any = np.float32) -> np.ndarray:
-        """Return the features of a table, `(rows, features)`; refuse rows that cannot be read."""
+    def transform(self, table: Any, dtype: Any = np.float32, numbers: Any = None) -> np.ndarray:
+        """Return the features of a table, `(rows, features)`; refuse rows that cannot be read, by their `numbers` if these are given."""
         features, problems = self.encode(table, dtype)
         if problems:
             row, why = next(iter(problems.items()))
+            row = row if numbers is None else numbers[row]
             more = "" if len(problems) == 1 else f" ({len(problems)} rows are like that)"
             raise ValueError(f"Row {row} cannot be read: {why}{more}.")
         return features

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dissensus._checks import check_labels
 from dissensus._signatures import checked, whole_number
+from dissensus.data.files import open_arrays, read_array
 from dissensus.diagnostics.drops import drop_curves
 from dissensus.diagnostics.findings import Check, Finding, Pair
 from dissensus.metrics import diversity_bounds, pair_diversity
@@ -91,12 +92,19 @@ def _pair(outputs: Any, targets: Any, source: Path) -> tuple[Tensor, Tensor]:
 
 
 def _read_npz(source: Path) -> list[tuple[Any, Any]]:
-    with np.load(source, allow_pickle=False) as arrays:
+    with open(source, "rb") as file:
+        arrays = open_arrays(file, source)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ValueError(f"{source} is not an .npz archive, whatever its name says.")
         names = [tuple(_first(arrays.files, names, source) for names in (OUTPUT_NAMES, TARGET_NAMES))]
         there = tuple(name for name in TRAINING_NAMES if name in arrays.files)
         if len(there) == 1:
             raise ValueError(f"{source.name} has {there[0]} alone; give {' and '.join(TRAINING_NAMES)}, or neither.")
-        return [(arrays[pair[0]], arrays[pair[1]]) for pair in [*names, there] if pair]
+        return [
+            (read_array(arrays, pair[0], source), read_array(arrays, pair[1], source))
+            for pair in [*names, there]
+            if pair
+        ]
 
 
 def _read_table(source: Path) -> list[tuple[Any, Any]]:

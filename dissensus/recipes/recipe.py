@@ -207,7 +207,7 @@ class Recipe:
         sets = self.load_sets()
         recipe = self.settled(sets)
         if resume and (folder / RECIPE).exists():
-            recipe._check_same(Recipe.read(folder), folder)
+            recipe.check_same(Recipe.read(folder), folder)
         together = mesh_of(mesh)
         writes = together is None or together.first
         preprocessing = Preprocessing.learn(sets.train, sets.classes, self.data)
@@ -241,7 +241,7 @@ class Recipe:
                     log.warning("%s", note)
         return run
 
-    def _check_same(self, stored: "Recipe", folder: Path) -> None:
+    def check_same(self, stored: "Recipe", folder: Path) -> None:
         """Refuse to go on with a run of another recipe."""
         tables = (tomllib.loads(recipe.to_toml()) for recipe in (self, stored))
         here, there = ({(table, key): own[key] for table, own in each.items() for key in own} for each in tables)

@@ -17,8 +17,9 @@ from torch import Tensor
 from dissensus._files import written_aside
 from dissensus._signatures import need
 from dissensus.data.files import TABLE_ENDINGS, Loaded
-from dissensus.data.frames import table_parts
-from dissensus.data.tables import LeftOut, columns_of, texts_of
+from dissensus.data.frames import Part as TablePart
+from dissensus.data.frames import table_parts, unique_names
+from dissensus.data.tables import LeftOut
 from dissensus.predictions import predict
 from dissensus.recipes.alarms import Calibration, by_target, calibrated_columns
 from dissensus.recipes.data import label_names
@@ -35,7 +36,8 @@ _DRIFT = 100
 class Part:
     """Rows of a file: those that can be read, those that cannot and why, and what was assumed."""
 
-    head: Table  # columns that go before predictions: row numbers, identifiers, file names, labels
+    head: Table  # columns that go before predictions: row numbers, file names, labels
+    carried: Table  # columns of the table that are copied, after the row numbers
     x: Tensor
     problems: dict[int, str]  # by number of the row in the file
     share: float  # how much of the file is read with this part, from 0 to 1
@@ -66,7 +68,8 @@ def score_file(
     """Predict every input of a file, and write one row for each: prediction, every score, and what the alarm says.
 
     Tables are read and written a part at a time, so memory does not grow with the file; the output appears when it is whole. Columns
-    named in `carry`, and those that identify rows, are copied. `progress` gets rows done and the share of the file.
+    named in `carry`, and those that identify rows, are copied as the file has them, and so are labels. `progress` gets rows done and
+    the share of the file.
     """
     if output.suffix not in (".csv", ".parquet"):
         raise ValueError(f"Scores are written as .csv or .parquet; got {output.name!r}.")
@@ -81,11 +84,11 @@ def score_file(
                 say_once(note)
             scored.problems |= part.problems
             if len(part.x):
-                table = part.head | predicted_columns(run, part.x, calibration, batch_size)
-                write(table)
-                _keep_worst(scored, table)
+                predicted = predicted_columns(run, part.x, calibration, batch_size)
+                write(_table(part, predicted, say_once))
+                _keep_worst(scored, part, predicted)
                 scored.rows += len(part.x)
-                flagged += int(np.sum(table.get("flag", 0)))
+                flagged += int(np.sum(predicted.get("flag", 0)))
             progress(scored.rows + len(scored.problems), part.share)
         if not scored.rows:
             row, why = next(iter(scored.problems.items()))
@@ -107,12 +110,22 @@ def _alarm_in_words(calibration: Calibration | None, flagged: int, rows: int) ->
     return f"{text}; no sign of a change: {reached}, below {_DRIFT}"
 
 
-def _keep_worst(scored: Scored, table: Table) -> None:
+def _table(part: Part, predicted: Table, say: Callable[[str], None]) -> Table:
+    """Return the columns of the output; one of the table that is called like one of ours gets a number."""
+    ours = part.head | predicted
+    names = unique_names([*ours, *part.carried])[len(ours) :]
+    for name, written in zip(part.carried, names, strict=True):
+        if name != written:
+            say(f"column {name!r} of the table is written as {written!r}, since {name!r} is a column of the answers")
+    return {"row": ours["row"], **dict(zip(names, part.carried.values(), strict=True)), **ours}
+
+
+def _keep_worst(scored: Scored, part: Part, predicted: Table) -> None:
     """Remember the five least certain rows."""
-    by = next((name for name in ("total_entropy", "total_variance") if name in table), None)
+    by = next((name for name in ("total_entropy", "total_variance") if name in predicted), None)
     if by is None:
         return
-    rows = zip(table[by].tolist(), table.get("file") or table["row"], strict=True)
+    rows = zip(predicted[by].tolist(), part.head.get("file") or part.head["row"], strict=True)
     scored.worst = nlargest(5, [*scored.worst, *rows], key=itemgetter(0))
 
 
@@ -121,41 +134,45 @@ def parts_of(run: LoadedRun, source: str, carry: Sequence[str]) -> Iterator[Part
     path = Path(source).expanduser()
     columns = run.preprocessing.columns
     if columns is not None and path.is_file() and path.suffix.lower() in TABLE_ENDINGS:
-        texts = [c.name for c in columns.columns if c.kind in ("category", "date")]
         identifiers = [c.name for c in columns.columns if isinstance(c, LeftOut) and "no two alike" in c.note]
-        for start, frame, share in table_parts(path, texts, _ROWS):
-            if lacking := [name for name in carry if name not in frame]:
-                raise ValueError(f"There is no column {lacking[0]!r} to carry; there are {', '.join(frame.columns)}.")
-            yield _part_of_table(run, start, frame, share, [*identifiers, *carry])
+        copied = [name for name in dict.fromkeys([*identifiers, *carry]) if name != run.preprocessing.target]
+        wanted = [*copied, *filter(None, [run.preprocessing.target])]
+        for part in table_parts(path, columns.texts, _ROWS, wanted):
+            if lacking := [name for name in carry if name not in part.frame]:
+                raise ValueError(
+                    f"There is no column {lacking[0]!r} to carry; there are {', '.join(part.frame.columns)}."
+                )
+            yield _part_of_table(run, part, copied)
         return
     if carry:
         raise ValueError(f"Columns of tables are carried, and {source} is none. Leave {carry[0]!r} out.")
     yield _part_of_loaded(run, run.preprocessing.read(source))
 
 
-def _part_of_table(run: LoadedRun, start: int, frame: Any, share: float, carry: Sequence[str]) -> Part:
+def _part_of_table(run: LoadedRun, part: TablePart, copied: Sequence[str]) -> Part:
     columns, target = run.preprocessing.columns, run.preprocessing.target
     assert columns is not None
-    x, problems = columns.encode(frame)
-    kept = np.array([row for row in range(len(frame)) if row not in problems], dtype=np.int64)
-    head: Table = {"row": kept + start, **_carried(frame, carry, target, kept)}
+    x, problems = columns.encode(part.frame)
+    kept = np.array([row for row in range(len(x)) if row not in problems], dtype=np.int64)
+    found = {name: _rows(values, kept) for name, values in part.carried.items()}
+    label = {"label": found[target]} if target in found else {}
     notes = tuple(
         f"column {name!r} holds values that training never saw ({', '.join(map(repr, texts[:3]))}), read as none of its own"
-        for name, texts in columns.unseen(frame).items()
+        for name, texts in columns.unseen(part.frame).items()
     )
-    named = {start + row: why for row, why in problems.items()}
-    return Part(head, torch.from_numpy(x[kept]), named, share, notes)
+    return Part(
+        head={"row": kept + part.start, **label},
+        carried={name: found[name] for name in copied if name in found},
+        x=torch.from_numpy(x[kept]),
+        problems={part.start + row: why for row, why in problems.items()},
+        share=part.share,
+        notes=notes,
+    )
 
 
-def _carried(frame: Any, carry: Sequence[str], target: str | None, kept: Any) -> Table:
-    """Return the columns of a table that go into the output as they are, the target last, as `label`."""
-    names = [name for name in dict.fromkeys(carry) if name != target]
-    found = {}
-    for name in (*names, target):
-        if name is not None and name in frame:
-            values = columns_of(frame[[name]])[name][kept]
-            found["label" if name == target else name] = values if values.dtype.kind in "biuf" else texts_of(values)
-    return found
+def _rows(values: Any, kept: np.ndarray) -> Any:
+    """Return some rows of a column as a file has it: a list of texts, or an array of pyarrow."""
+    return [values[row] for row in kept.tolist()] if isinstance(values, list) else values.take(kept)
 
 
 def _part_of_loaded(run: LoadedRun, loaded: Loaded) -> Part:
@@ -171,7 +188,7 @@ def _part_of_loaded(run: LoadedRun, loaded: Loaded) -> Part:
     elif rows.y is not None:
         head |= by_target({"label": rows.y.reshape(len(rows), -1)})
     bad = (~finite).nonzero().flatten().tolist()
-    return Part(head, rows.x, dict.fromkeys(bad, "its inputs hold NaN or infinity"), 1.0, loaded.notes)
+    return Part(head, {}, rows.x, dict.fromkeys(bad, "its inputs hold NaN or infinity"), 1.0, loaded.notes)
 
 
 def predicted_columns(
@@ -229,7 +246,13 @@ def _append(file: TextIO, table: Table) -> None:
     writer = csv.writer(file, lineterminator="\n")
     if file.tell() == 0:
         writer.writerow(table)
-    columns = [np.asarray(values).tolist() for values in table.values()]
-    # Nine digits tell any two float32 numbers apart; more are noise.
-    cells = ([f"{cell:.9g}" if isinstance(cell, float) else cell for cell in column] for column in columns)
-    writer.writerows(zip(*cells, strict=True))
+    writer.writerows(zip(*map(_cells, table.values()), strict=True))
+
+
+def _cells(values: Any) -> list[Any]:
+    if isinstance(values, list):
+        return values
+    if not isinstance(values, np.ndarray):
+        return list(values.to_pylist())
+    # Predictions: nine digits tell any two float32 numbers apart; more are noise.
+    return [f"{value:.9g}" for value in values.tolist()] if values.dtype.kind == "f" else values.tolist()

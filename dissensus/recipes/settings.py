@@ -149,13 +149,19 @@ def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """
     parts = []
     for name, table in tables.items():
-        lines = [f"{_key(key)} = {_toml(value)}\n" for key, value in table.items() if value is not None]
+        lines = [f"{_key(key)} = {toml_value(value)}\n" for key, value in table.items() if value is not None]
         if lines:
             parts.append(f"[{_key(name)}]\n" + "".join(lines))
     return "\n".join(parts)
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Write a plain value as TOML.
+
+    Example:
+        >>> print(toml_value({"name": "joint", "beta": 0.4}))
+        { name = "joint", beta = 0.4 }
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -164,12 +170,12 @@ def _toml(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items() if item is not None)
+        inner = ", ".join(f"{_key(key)} = {toml_value(item)}" for key, item in value.items() if item is not None)
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, Sequence):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     raise ValueError(f"TOML has no way to write a {type(value).__name__}.")
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)

@@ -3,12 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 from dissensus.data.files import TABLE_ENDINGS, Loaded, load
 from dissensus.data.frames import read_table
-from dissensus.data.images import IMAGE_ENDINGS, describe_shape
+from dissensus.data.images import describe_shape, find_pictures
 from dissensus.evaluation.tables import text_table
 from dissensus.recipes.data import is_regression, label_names, listed
 
@@ -38,7 +39,9 @@ def _common_size(folder: Path) -> int | None:
     """Return a size to give the images of a folder; None where all have one already."""
     from PIL import Image
 
-    paths = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMAGE_ENDINGS]
+    paths: list[Path] = []
+    with suppress(ValueError):  # reading the folder itself says what is wrong
+        paths = sorted(find_pictures(folder)[0])
     sizes = set()
     for path in paths[:1000]:
         with Image.open(path) as picture:

@@ -23,19 +23,23 @@ from typing import Any
 from dissensus._files import replace_file
 from dissensus._signatures import need
 from dissensus.recipes.recipe import Recipe, is_finished
-from dissensus.recipes.settings import changed
+from dissensus.recipes.settings import changed, toml_value
 
 SWEEP, JOURNAL = "sweep.json", "search.journal"
 _NUMBERS = ("repeats", "trials")
 # What an arm's own process says where another one trains it.
 _BUSY = "Another process is training"
+_SET = "--set="
 
 
 def sweep_of(recipe: Path) -> dict[str, Any] | None:
     """Return the table `[sweep]` of a recipe; None where it has none."""
+    tables: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # reading the recipe itself says what is wrong
-        return tomllib.loads(recipe.read_text(encoding="utf-8")).get("sweep")
-    return None
+        tables = tomllib.loads(recipe.read_text(encoding="utf-8"))
+    if not isinstance(sweep := tables.get("sweep"), dict | None):
+        raise ValueError(f"sweep must be a table, [sweep]; got {sweep!r}.")
+    return sweep
 
 
 def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,6 +47,12 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
     for name in _NUMBERS:
         if type(number := sweep.get(name, 1)) is not int or number < 1:
             raise ValueError(f"{name} in [sweep] must be a whole number from 1; got {number!r}.")
+    beside = {"trials", "ensemble.seed"} & sweep.keys()
+    if "repeats" in sweep and beside:
+        raise ValueError(
+            f"repeats in [sweep] is a number of seeds for a grid without seeds of its own; it does not go with {min(beside)}. Leave it "
+            'out, or name the seeds: "ensemble.seed" = [0, 1, 2].'
+        )
     settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
     for key, values in settings.items():
         if "." not in key or not _fits(values, "trials" in sweep):
@@ -69,7 +79,7 @@ def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
     """
     settings = settings_of(sweep)
     settings["ensemble.seed"] = sweep.get("ensemble.seed") or list(range(sweep.get("repeats", 1)))
-    arms = dict(_arm(dict(zip(settings, map(json.dumps, each), strict=True))) for each in product(*settings.values()))
+    arms = dict(_arm(dict(zip(settings, map(toml_value, each), strict=True))) for each in product(*settings.values()))
     changed({}, [change for changes in arms.values() for change in changes])
     return arms
 
@@ -84,7 +94,7 @@ def _grid(recipe: Path, sweep: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the arms of a grid, none of a search; refuse a slip in the recipe before anything is trained."""
     grid = {} if "trials" in sweep else arms_of(sweep)
     ranges = settings_of(sweep).items()
-    firsts = {key: json.dumps(each["low"] if isinstance(each, Mapping) else each[0]) for key, each in ranges}
+    firsts = {key: toml_value(each["low"] if isinstance(each, Mapping) else each[0]) for key, each in ranges}
     for changes in grid.values() or [_arm(firsts)[1]]:
         Recipe.read(recipe, changes)
     return grid
@@ -105,8 +115,11 @@ def run_sweep(
         raise ValueError("Arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray.")
     grid = _grid(recipe, sweep)
     folder.mkdir(parents=True, exist_ok=True)
+    study = None if grid else _study(folder)
+    tried = grid if study is None else dict(_arm(trial.params) for trial in study.get_trials(deepcopy=False))
+    _check_finished(recipe, folder, tried, [each.removeprefix(_SET) for each in options if each.startswith(_SET)])
     replace_file(folder / SWEEP, json.dumps(list(grid)))
-    arms = iter(grid.items()) if grid else _asked(_study(folder), settings_of(sweep), sweep["trials"])
+    arms = iter(grid.items()) if study is None else _asked(study, settings_of(sweep), sweep["trials"])
     local = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
     train, jobs = (_on_ray(local), len(grid) or jobs) if ray else (local, jobs)
     failed = []
@@ -119,12 +132,23 @@ def run_sweep(
         raise ValueError(f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on.")
 
 
+def _check_finished(recipe: Path, folder: Path, arms: Mapping[str, list[str]], changes: Sequence[str]) -> None:
+    """Refuse to go on beside finished arms that another recipe trained."""
+    read: Any = None
+    for name, own in arms.items():
+        if is_finished(folder / name):
+            described = Recipe.read(recipe, [*own, *changes])
+            if (described.data, described.objective) != read:  # which most arms share
+                read, sets = (described.data, described.objective), described.load_sets()
+            described.settled(sets).check_same(Recipe.read(folder / name), folder / name)
+
+
 def train_arm(recipe: Path, folder: Path, options: Sequence[str], name: str, changes: Sequence[str]) -> str:
     """Train one arm unless it is finished; return what became of it."""
     if is_finished(folder / name):
         return "is there already"
     command = [sys.executable, "-m", "dissensus", "train", str(recipe), "-o", str(folder / name), "--resume"]
-    settings = [f"--set={change}" for change in changes]
+    settings = [f"{_SET}{change}" for change in changes]
     done = subprocess.run([*command, "--one", *settings, *options], capture_output=True, text=True)
     lines = done.stderr.strip().splitlines() or ["failed"]
     return "done" if done.returncode == 0 else next((line for line in lines if _BUSY in line), lines[-1])
@@ -192,7 +216,7 @@ def _study(folder: Path) -> Any:
 
 def _suggested(trial: Any, key: str, values: Any) -> Any:
     if isinstance(values, list):
-        return trial.suggest_categorical(key, [json.dumps(value) for value in values])
+        return trial.suggest_categorical(key, [toml_value(value) for value in values])
     whole = type(values["low"]) is int and type(values["high"]) is int
     suggest = trial.suggest_int if whole else trial.suggest_float
     return suggest(key, values["low"], values["high"], log=values.get("log", False))

@@ -99,8 +99,10 @@ class Service:
     def _run(self, feed: Arrays) -> Arrays:
         """Run a batch, and look at its scores; in the batcher's thread, which is the only one that does."""
         outputs = self.model.run(feed)
-        if not (finite := np.isfinite(outputs["score"])).all():
-            raise BadInput(f"Row {int(finite.argmin())} has no finite score: are its values far too large?")
+        for name, values in outputs.items():
+            if not (finite := np.isfinite(values)).all():
+                row = int(np.argwhere(~finite)[0][0])
+                raise BadInput(f"Row {row} has no finite {name}: are its values far too large?")
         if self.monitor is not None:
             self.monitor.update_scores(outputs["score"])
             self._note(self.monitor)
@@ -224,6 +226,8 @@ def _add_protocol(app: FastAPI, keyed: APIRouter, service: Service) -> None:
     async def infer(model: Name, request: Request) -> Response:
         """Predict tensors. `limit`, a false-alarm rate, may be given among the inputs."""
         asked = await _read(request, service)
+        if not isinstance(asked.get("id"), str | int | None):
+            raise BadInput('"id" must be a text or a whole number.')
         feed, limit = _tensors(asked, service)
         wanted = _wanted(asked, service)
         found = await _predict(request, service, feed, limit)
