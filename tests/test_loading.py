@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 from training_helpers import net, norm_net, x, y
 
 import dissensus as ds
@@ -91,6 +91,89 @@ def test_a_sampler_that_draws_as_it_goes_is_seeded_here(workers):
     first, again = (epochs(feed, 2) for _ in range(2))
     for a, b in zip(first, again, strict=True):
         assert torch.equal(a[:, 0], b[:, 0])
+
+
+class Stream(IterableDataset):
+    """Says how long it is, and gives so many items of it in each epoch."""
+
+    def __init__(self, given, said):
+        self.given, self.said, self.begun = given, said, 0
+
+    def __len__(self):
+        return self.said
+
+    def __iter__(self):
+        count = self.given[min(self.begun, len(self.given) - 1)]
+        self.begun += 1
+        return iter([(x[place], y[place]) for place in range(count)])
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize(("given", "epoch"), [([30], 1), ([50, 30], 2), ([50, 0], 2)])
+def test_a_loader_that_gives_fewer_batches_than_it_says_stops_training(given, epoch, accumulate):
+    loader, ens = DataLoader(Stream(given, 50), batch_size=5), ds.DeepEnsemble(net, 2)
+    feed = LoaderFeed(loader, 0, CPU, accumulate)
+    sizes = [list(feed.epoch(number, 0)) for number in range(epoch - 1)]
+    assert all(sum(found) == 50 for found in sizes)
+    with pytest.raises(ValueError, match=f"says it has 10 batches and gave {given[-1] // 5} in epoch {epoch}"):
+        list(feed.epoch(epoch - 1, 0))
+    with pytest.raises(ValueError, match="says it has 10 batches and gave"):  # a look at the first batches comes before
+        ds.fit(ens, DataLoader(Stream([50, *given], 50), batch_size=5), epochs=4, accumulate=accumulate, device="cpu")
+
+
+def test_a_loader_with_processes_that_gives_fewer_batches_stops_training_too():
+    loader = DataLoader(Stream([30], 50), batch_size=5, num_workers=1)
+    with pytest.raises(ValueError, match="says it has 10 batches and gave 6 in epoch 1"):
+        list(LoaderFeed(loader, 0, CPU).epoch(0, 0))
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_loader_of_the_length_that_it_says_goes_on_in_the_middle_of_an_epoch(accumulate):
+    feed = LoaderFeed(DataLoader(Stream([50], 50), batch_size=5), 0, CPU, accumulate)
+    whole, rest = epochs(feed, 1), epochs(feed, 1, skip=2)
+    assert torch.equal(rest[0], whole[0][10 * accumulate :])
+
+
+class Typed(Dataset):
+    """Items with labels of a type."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return x[index], self.labels[index]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.bool], ids=str)
+@pytest.mark.parametrize("loss", ["cross_entropy", "brier", "mse", "binary_cross_entropy", "poisson", "gaussian_nll"])
+def test_integers_of_any_type_are_the_targets_that_they_are_in_arrays(loss, dtype):
+    labels = (y > 0)[:, None].expand(-1, 3) if loss == "binary_cross_entropy" else y > 0
+    typed = Typed(labels.to(dtype))
+    width = {"mse": 1, "poisson": 1, "gaussian_nll": 2}.get(loss, 3)
+    found = []
+    for data in ((x, labels.long()), typed, DataLoader(typed, batch_size=100)):
+        ens = ds.DeepEnsemble(lambda: nn.Linear(4, width), 2)
+        size = {} if isinstance(data, DataLoader) else {"batch_size": 100}
+        settings = {"objective": ds.objectives.Independent(loss), "epochs": 2, "device": "cpu", **size}
+        run = ds.fit(ens, data, validation=data, watch_collusion=True, **settings)
+        columns = ("loss", "ensemble_loss", "validation_member_error", "train_diversity")
+        found.append((ds.predict(ens, x), torch.tensor([run.history[name] for name in columns])))
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0])
+
+
+def test_weights_of_classes_read_labels_of_few_bits():
+    labels = y.to(torch.uint8)
+    ends = []
+    for each in (labels, y):
+        ens = ds.DeepEnsemble(net, 2)
+        objective = ds.objectives.Independent(class_weights=(1.0, 2.0, 4.0))
+        ds.fit(ens, DataLoader(TensorDataset(x, each), batch_size=20), objective=objective, epochs=1, device="cpu")
+        ends.append(ds.predict(ens, x))
+    assert torch.equal(*ends)
 
 
 def test_what_threads_make_comes_in_order_and_only_a_little_ahead():

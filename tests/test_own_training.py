@@ -1,6 +1,8 @@
 """The example of training code of one's own: the same curve as `ds.fit`, and ensembles inside other people's loops."""
 
+import copy
 import importlib.util
+import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -138,8 +140,99 @@ def test_accumulating_is_one_larger_batch(engine, weighted, batches):
     small, four = trained(data, batch_size=4, accumulate=4, engine=engine, **settings)
     assert four.step == one.step
     torch.testing.assert_close(ds.predict(small, data[0]), ds.predict(large, data[0]), atol=1e-9, rtol=1e-7)
-    if not weighted:
-        torch.testing.assert_close(torch.tensor(four.history["loss"]), torch.tensor(one.history["loss"]))
+    torch.testing.assert_close(torch.tensor(four.history["loss"]), torch.tensor(one.history["loss"]))
+
+
+def by_torch(net, x, y, weights, class_weights):
+    """The loss of a whole batch: sums over what counts, by torch's functions alone."""
+    losses = torch.nn.functional.cross_entropy(net(x), y, reduction="none", ignore_index=-100)
+    counts = (y != -100).double()
+    if class_weights is not None:
+        counts = counts * torch.tensor(class_weights)[y.clamp_min(0)]
+    if weights is not None:
+        counts = counts * weights.reshape(-1, *[1] * (y.ndim - 1))
+    return (counts * losses).sum() / counts.sum()
+
+
+def map_net():
+    return torch.nn.Conv2d(1, 2, 3, padding=1).double()
+
+
+@pytest.mark.parametrize("engine", ["eager", "captured"])
+@pytest.mark.parametrize("objective", [ds.objectives.Independent, ds.objectives.Joint])
+@pytest.mark.parametrize("class_weights", [None, (0.25, 4.0)], ids=["", "classes"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "examples"])
+@pytest.mark.parametrize("maps", [False, True], ids=["", "maps"])
+def test_an_accumulated_step_is_torchs_on_the_whole_batch(maps, weighted, class_weights, objective, engine):
+    g = torch.Generator().manual_seed(2)
+    x, y = problem(14)
+    x, weights = x.double(), torch.rand(14, generator=g).double().square() if weighted else None
+    if maps:
+        x = torch.randn(14, 1, 5, 5, generator=g).double()
+        y = (x[:, 0] > 0.3).long()
+        for place in range(14):  # as unevenly as can be
+            y[place].view(-1)[2 * place - 3 :] = -100 if place % 3 else 0
+    make = map_net if maps else in_float64
+    options = {"beta": 0.0} if objective is ds.objectives.Joint else {}
+    ens = ds.DeepEnsemble(make, 2, seed=1)
+    wanted, losses = [], []
+    for member in range(2):
+        alone = copy.deepcopy(ens.member(member))
+        losses.append(by_torch(alone, x, y, weights, class_weights))
+        gradients = torch.autograd.grad(losses[-1], list(alone.parameters()))
+        wanted.append([p.detach() - 0.3 * g for p, g in zip(alone.parameters(), gradients, strict=True)])
+    run = ds.fit(
+        ens,
+        (x, y) if weights is None else (x, y, weights),
+        objective=objective(class_weights=class_weights, **options),
+        **{"epochs": 1, "batch_size": 4, "accumulate": 4, "optimizer": "sgd", "lr": 0.3},
+        **{"device": "cpu", "engine": engine},
+    )
+    assert run.step == 1
+    assert run.history["loss"] == pytest.approx([loss.item() for loss in losses], rel=1e-6)
+    for member in range(2):
+        for parameter, value in zip(ens.member(member).parameters(), wanted[member], strict=True):
+            torch.testing.assert_close(parameter, value, atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ds.objectives.LossGuided(0.0, active=None, class_weights=(0.25, 4.0)),
+        ds.objectives.NormPenalty(ds.objectives.Independent(class_weights=(0.25, 4.0)), 0.1),
+        ds.objectives.Joint(0.7, class_weights=(0.25, 4.0)),
+        ds.objectives.Independent("brier", class_weights=(0.25, 4.0)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_accumulating_by_class_is_one_larger_batch(objective):
+    x, y = problem()
+    settings = {"make": in_float64, "batches": "shared", "objective": objective, "epochs": 2}
+    large, one = trained((x.double(), y), batch_size=30, **settings)
+    small, six = trained((x.double(), y), batch_size=5, accumulate=6, **settings)
+    torch.testing.assert_close(ds.predict(small, x.double()), ds.predict(large, x.double()), atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(torch.tensor(six.history["loss"]), torch.tensor(one.history["loss"]))
+
+
+class Focal(ds.objectives.OutputObjective):
+    """An objective of somebody's own that takes means without weights."""
+
+    batches, couples = "own", False
+    likelihood = ds.objectives.likelihood_of("cross_entropy")
+
+    def on_outputs(self, outputs, y, step):
+        losses = self.likelihood.per_example(outputs, y)
+        losses = ((1 - (-losses).exp()) * losses).mean(-1)
+        return losses.sum(), {"loss": losses.detach()}
+
+
+def test_parts_count_by_their_sizes_where_an_objective_has_no_weights():
+    x, y = problem()
+    data = x.double(), y, torch.rand(60, generator=torch.Generator().manual_seed(0))
+    large, one = trained(data, in_float64, objective=Focal(), batch_size=30)
+    small, six = trained(data, in_float64, objective=Focal(), batch_size=5, accumulate=6)
+    torch.testing.assert_close(ds.predict(small, data[0]), ds.predict(large, data[0]), atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(torch.tensor(six.history["loss"]), torch.tensor(one.history["loss"]))
 
 
 def test_accumulating_joins_the_batches_of_a_loader():
@@ -151,12 +244,34 @@ def test_accumulating_joins_the_batches_of_a_loader():
     torch.testing.assert_close(*ends, atol=1e-9, rtol=1e-7)
 
 
-def test_accumulating_weighted_batches_of_their_own_needs_members_apart():
+class Silent(torch.nn.Module):
+    def forward(self, x):
+        return 0.0 * x
+
+
+def test_means_over_masked_examples_stay_means_where_they_are_accumulated():
+    """Of a network that says nothing every loss is log 2, whatever counts how much."""
     x, y = problem()
-    ens, data = ds.PackedEnsemble(small_net, 2), (x, y, torch.rand(60))
-    with pytest.raises(ValueError, match='Pass batches="shared"'):
-        ds.fit(ens, data, epochs=1, accumulate=2, batches="own", device="cpu")
-    ds.fit(ens, data, epochs=1, accumulate=2, batches="shared", device="cpu")
+    ens = ds.Anchored(
+        torch.nn.Sequential(torch.nn.Linear(4, 2), Silent()), x[:10], mask_probability=0.5, mask_per="example"
+    )
+    objective = ds.objectives.MaskedUniform(ds.objectives.Independent(class_weights=(0.25, 4.0)))
+    settings = {"objective": objective, "epochs": 1, "batch_size": 5, "accumulate": 4, "device": "cpu"}
+    assert ds.fit(ens, (x, y), **settings).history["loss"] == pytest.approx([math.log(2)])
+
+
+@pytest.mark.parametrize("batches", ["own", "shared"])
+def test_accumulating_weighted_batches_of_members_that_share_their_parameters(batches):
+    x, y = problem()
+    data = x.double(), y, torch.rand(60, generator=torch.Generator().manual_seed(0))
+    ends, runs = [], []
+    for size, accumulate in ((30, 1), (5, 6)):
+        ens = ds.PackedEnsemble(in_float64, 2)
+        settings = {"epochs": 2, "optimizer": "sgd", "lr": 0.2, "batches": batches, "device": "cpu"}
+        runs.append(ds.fit(ens, data, batch_size=size, accumulate=accumulate, **settings))
+        ends.append(ds.predict(ens, data[0]))
+    torch.testing.assert_close(*ends, atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(*(torch.tensor(run.history["loss"]) for run in runs))
 
 
 def test_parts_of_an_accumulated_batch_draw_their_own_noise():

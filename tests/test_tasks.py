@@ -1,5 +1,7 @@
 """Tasks beside one label an input: losses of your own, several labels, counts, quantiles, positions, weights of classes."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -158,7 +160,50 @@ class TestClassWeights:
         losses = torch.stack([F.cross_entropy(member, y, reduction="none") for member in outputs])
         torch.testing.assert_close(parts["loss"], (both * losses).sum(1) / both.sum())
 
+    @pytest.mark.parametrize("shares", [None, torch.arange(1.0, 10.0, dtype=torch.float64)], ids=["", "examples"])
+    def test_those_of_several_labels_are_torchs_too(self, shares):
+        g = torch.Generator().manual_seed(0)
+        outputs = torch.randn(2, 9, 3, generator=g, dtype=torch.float64)
+        y = (torch.rand(9, 3, generator=g) > 0.7).double()
+        y[:4] = 0.0  # examples without any label count too
+        table = torch.tensor(self.weights, dtype=torch.float64)
+        settings = {"weight": table, "reduction": "none"}
+        losses = torch.stack([F.binary_cross_entropy_with_logits(o, y, **settings).sum(1) for o in outputs])
+        counts = torch.ones(9, dtype=torch.float64) if shares is None else shares
+        wanted = (counts * losses).sum(1) / counts.sum()
+        for make in (obj.Independent, partial(obj.Joint, 0.0)):
+            objective = make(loss="binary_cross_entropy", class_weights=self.weights)
+            loss, parts = objective.on_outputs(outputs, y, step(shares))
+            torch.testing.assert_close(parts["loss"], wanted)
+            torch.testing.assert_close(loss, wanted.sum())
+
+    @pytest.mark.parametrize("average", ["probs", "scores"])
+    def test_those_of_several_labels_weigh_the_ensembles_error_label_by_label(self, average):
+        outputs, y = torch.randn(2, 9, 3, dtype=torch.float64), torch.randint(0, 2, (9, 3)).double()
+        objective = obj.Joint(1.0, "binary_cross_entropy", average, class_weights=self.weights)
+        _, parts = objective.on_outputs(outputs, y, step())
+        probs = outputs.sigmoid().mean(0) if average == "probs" else outputs.mean(0).sigmoid()
+        wanted = F.binary_cross_entropy(probs, y, reduction="none") @ torch.tensor(self.weights, dtype=torch.float64)
+        torch.testing.assert_close(parts["ensemble_error"], wanted.mean())
+
+    @pytest.mark.parametrize(
+        "make",
+        [obj.Independent, obj.Joint, partial(obj.Joint, member_dropout=0.4, dropout_per="example")],
+        ids=["independent", "joint", "dropout"],
+    )
+    def test_those_of_several_labels_change_nothing_where_they_are_one(self, make):
+        outputs, y = torch.randn(3, 9, 4), torch.randint(0, 2, (9, 4)).float()
+        losses = []
+        for weights in (None, (1.0, 1.0, 1.0, 1.0)):
+            loss, _ = make(loss="binary_cross_entropy", class_weights=weights).on_outputs(outputs, y, step())
+            losses.append(loss)
+        torch.testing.assert_close(*losses)
+
     def test_wrong_ones_are_refused(self):
+        with pytest.raises(ValueError, match="one number for each of 3 classes"):
+            obj.Independent("binary_cross_entropy", class_weights=(1.0, 1.0)).on_outputs(
+                torch.zeros(2, 4, 3), torch.zeros(4, 3), step()
+            )
         with pytest.raises(ValueError, match="not negative and not all zero"):
             obj.Independent(class_weights=(-1.0, 1.0))
         with pytest.raises(ValueError, match="are for class labels"):

@@ -47,6 +47,68 @@ def test_regression_is_watched_by_the_squared_error_of_predictions(loss):
     assert "validation_diversity" not in run.history.columns
 
 
+def with_positions():
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 1, 1))
+
+
+images = torch.randn(24, 1, 5, 5, generator=torch.Generator().manual_seed(1))
+marks = (torch.stack([x[:, 0], x[:, 1] + x[:, 2]], 1) > 0).long()
+OTHERS = {
+    "labels": (mlp(4, 8, 2), x, marks, {"loss": "binary_cross_entropy"}, "sigmoid"),
+    "counts": (mlp(4, 8, 1), x, (3 * x[:, 0].exp()).round(), {"loss": "poisson"}, "poisson"),
+    "answers at positions": (with_positions, images, (images > 0).float(), {"loss": "binary_cross_entropy"}, "sigmoid"),
+    "values at positions": (with_positions, images, images.square(), {"loss": "mse"}, "mse"),
+}
+
+
+@pytest.mark.parametrize(
+    "make", [obj.Independent, obj.Joint, lambda **o: obj.Joint(average="scores", **o)], ids=["alone", "joint", "scores"]
+)
+@pytest.mark.parametrize("case", OTHERS)
+def test_labels_counts_and_maps_are_watched_by_the_decomposition_of_their_loss(case, make):
+    net, inputs, targets, options, loss = OTHERS[case]
+    objective = make(**options)
+    ensemble = ds.DeepEnsemble(net, 3)
+    run = fit(ensemble, (inputs, targets), objective, validation=(inputs, targets))
+    outputs = ds.predict(ensemble, inputs)
+    if outputs.ndim > 3:  # a position is an example
+        outputs, targets = outputs.flatten(1)[..., None], targets.flatten()[:, None]
+    parts = obj.decompose(outputs, targets, loss, getattr(objective, "average", "probs"))
+    for what in ("member_error", "ensemble_error", "diversity"):
+        wanted = pytest.approx(float(getattr(parts, what).mean()), rel=1e-4, abs=1e-7)
+        for name in ("train", "validation"):
+            assert run.history[-1][f"{name}_{what}"] == wanted
+
+
+def test_positions_with_classes_are_watched_without_those_that_are_ignored():
+    def make():
+        return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 2, 1))
+
+    labels = (images[:, 0] > 0).long()
+    labels[:, :2] = -100
+    ensemble = ds.DeepEnsemble(make, 3)
+    run = fit(ensemble, (images, labels), obj.Joint(0.7), validation=(images, labels))
+    counted = ds.predict(ensemble, images)[..., 2:, :].movedim(2, -1).flatten(1, 3)
+    parts = obj.decompose(counted, labels[:, 2:].flatten())
+    for what in ("member_error", "ensemble_error", "diversity"):
+        wanted = pytest.approx(float(getattr(parts, what).mean()), rel=1e-4, abs=1e-7)
+        for name in ("train", "validation"):
+            assert run.history[-1][f"{name}_{what}"] == wanted
+    with pytest.raises(ValueError, match="in which no label counts"):
+        fit(ensemble, (images, torch.full_like(labels, -100)), obj.Joint(0.7))
+
+
+@pytest.mark.parametrize(
+    "loss", ["pinball", lambda output, goal: (output[:, 0] - goal).abs()], ids=["quantiles", "own"]
+)
+def test_what_cannot_be_judged_is_refused_before_training(loss):
+    ensemble = ds.DeepEnsemble(mlp(4, 8, 3), 2)
+    before = ds.predict(ensemble, x)
+    with pytest.raises(ValueError, match="watch_collusion=True judges members by a loss of classes, labels, counts"):
+        fit(ensemble, (x, target[:, 0]), obj.Independent(loss))
+    assert torch.equal(ds.predict(ensemble, x), before)
+
+
 def test_watching_changes_nothing_else():
     results = []
     for watch in (True, False):

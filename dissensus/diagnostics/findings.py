@@ -11,7 +11,8 @@ from types import UnionType
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from dissensus._files import read_state, write_state
-from dissensus.objectives.collusion import CLASS_LOSSES, Measures, ratio
+from dissensus.objectives.collusion import Measures, ratio
+from dissensus.objectives.losses import CLASS_LOSSES
 
 Reading: TypeAlias = tuple[str, str, str]
 

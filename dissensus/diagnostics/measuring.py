@@ -19,8 +19,8 @@ from dissensus.diagnostics.drops import drop_curves
 from dissensus.diagnostics.findings import Check, Finding, Pair
 from dissensus.metrics import diversity_bounds, pair_diversity
 from dissensus.objectives import debias
-from dissensus.objectives.collusion import CLASS_LOSSES, measure, predictions, ratio, wide
-from dissensus.objectives.losses import Loss, errors, output_sum, shares_of, weighted_mean
+from dissensus.objectives.collusion import measure, predictions, ratio, wide
+from dissensus.objectives.losses import CLASS_LOSSES, Loss, errors, output_sum, shares_of, weighted_mean
 from dissensus.types import MemberOutputs
 
 OUTPUT_NAMES = ("outputs", "logits", "predictions")

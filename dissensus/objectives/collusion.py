@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dissensus.objectives.diversity import debias, decompose, variance
-from dissensus.objectives.losses import CLASS_LOSSES as CLASS_LOSSES
 from dissensus.objectives.losses import (
+    CLASS_LOSSES,
     ELEMENTWISE,
     Loss,
     class_labels,

@@ -272,8 +272,8 @@ class DrawsMembers(Objective):
     def member_losses(self, outputs: Tensor, y: Tensor, step: Step) -> Tensor:
         """Return each drawn member's mean cross-entropy on labelled examples, `(members,)`."""
         targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
-        shares = class_weighted(self.class_weights, outputs, y, step.weights)
-        return step.mean(self.likelihood.per_example(outputs, targets), shares)
+        step = step.weighing(y, lambda y, given: class_weighted(self.class_weights, outputs, y, given))
+        return step.mean(self.likelihood.per_example(outputs, targets))
 
     def mean_over_pairs(self, logits: Tensor) -> Tensor:
         """Return the pair term of each example, `(batch,)`, the mean over pairs of drawn members; refuse a single member."""

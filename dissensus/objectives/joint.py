@@ -12,16 +12,9 @@ from torch import Tensor
 from dissensus._checks import compute_dtype
 from dissensus._signatures import checked, real_number
 from dissensus.objectives.diversity import decompose, second_order_diversity
-from dissensus.objectives.likelihoods import (
-    IGNORED,
-    Likelihood,
-    check_class_weights,
-    class_weighted,
-    full,
-    likelihood_of,
-)
+from dissensus.objectives.likelihoods import IGNORED, Likelihood, check_class_weights, class_table, full, likelihood_of
 from dissensus.objectives.losses import Loss, check_host_weights, errors, like_outputs, output_sum, weighted_mean
-from dissensus.objectives.objective import OutputObjective, Parts, Step
+from dissensus.objectives.objective import OutputObjective, Parts, Step, as_rows
 from dissensus.types import MemberOutputs, Scalar, Scores
 
 
@@ -107,7 +100,7 @@ def negative_correlation_loss(
 
     $$\frac1M\sum_i \lVert f_i - y\rVert^2 + \lambda\, p$$
 
-    Exactly `joint_loss(..., beta=strength, loss="mse")`, whose arguments it has. The literature's other parameter, with a member's gradient
+    It is `joint_loss(..., beta=strength, loss="mse")`, whose arguments it has. The literature's other parameter, with a member's gradient
     through its own penalty only, is $\gamma = \lambda M / (2 (M-1))$.
 
     Returns:
@@ -122,9 +115,7 @@ def negative_correlation_loss(
         <https://jmlr.org/papers/v6/brown05a.html>.
     """
     check_beta(strength, allow_unbounded, "strength")
-    outputs = outputs.to(compute_dtype(outputs))
-    error = output_sum((outputs - like_outputs(targets, outputs)).square()).mean(0)
-    return (error + strength * correlation_penalty(outputs)).mean()
+    return joint_loss(outputs, targets, strength, "mse", allow_unbounded=allow_unbounded)
 
 
 @checked
@@ -386,13 +377,12 @@ class Joint(OutputObjective):
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return M times the interpolated error, and its parts."""
-        outputs, y, shares = self.likelihood.rows(outputs, y, step.weights)
-        step = replace(step, weights=class_weighted(self.class_weights, outputs, y, shares))
+        outputs, y, step = as_rows(self.likelihood, self.class_weights, outputs, y, step)
         weights, counts = self._weights(outputs, step)
         if self.loss == "mse" and weights is None and step.weights is None:
             losses, own, error = _squared_errors(outputs, y)
         else:
-            member, ensemble = errors(outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others)
+            member, ensemble = self._errors(outputs, y, weights, step)
             losses, error = step.mean(member), step.mean(ensemble, counts)
             if counts is None:
                 own = weighted_mean(losses, weights, step.others)
@@ -401,6 +391,19 @@ class Joint(OutputObjective):
         beta = torch.as_tensor(self.beta(step.progress)).to(own) if callable(self.beta) else self.beta
         parts = {"loss": losses.detach(), "ensemble_error": error.detach(), "diversity": (own - error).detach()}
         return _count(outputs, step) * own.lerp(error, beta), parts
+
+    def _errors(self, outputs: Tensor, y: Tensor, weights: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        """Return `errors`, with the error on each label of several times its weight."""
+        if self.loss != "binary_cross_entropy" or self.class_weights is None:
+            return errors(outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others)
+        table = class_table(self.class_weights, outputs, compute_dtype(outputs))
+        if weights is not None and weights.ndim > 1:
+            weights = weights.repeat_interleave(len(table), 1)
+        # Each label as an example of its own.
+        outputs, y = outputs.flatten(1), y.flatten()
+        found = errors(outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others)
+        member, ensemble = (error.unflatten(-1, (-1, len(table))) @ table for error in found)
+        return member, ensemble
 
     def _weights(self, outputs: Tensor, step: Step) -> tuple[Tensor | None, Tensor | None]:
         """Return the weights of the members here, and those of examples where some lost all their members."""

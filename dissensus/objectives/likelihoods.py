@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite, log, pi
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -152,6 +152,18 @@ class Likelihood:
         """Return what is predicted, and its scale: zero where outputs are points."""
         return mean_and_scale(outputs) if self.kind == "density" else (outputs, torch.zeros_like(outputs))
 
+    def targets(self, x: Any, y: Tensor) -> Tensor:
+        """Return targets in the type that the loss wants: real ones as columns, in the precision of the inputs where those are real."""
+        if self.kind == "own":
+            return y
+        if self.kind == "labels":
+            return y.float()
+        if self.kind == "classes":
+            return y if y.is_floating_point() else y.long()
+        if not y.is_floating_point():
+            y = y.to(x.dtype if x.dtype == torch.float64 else torch.float32)
+        return as_columns(y)
+
     def rows(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, *, own: bool = False
     ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -159,18 +171,27 @@ class Likelihood:
 
         Targets are `(batch, ...)` and weights of examples `(batch,)`, both with a member axis if members have batches of their `own`.
         """
-        if self.kind not in ("classes", "points", "labels") or outputs.ndim <= 3:
+        if not self.has_positions(outputs):
             return outputs, targets, weights
+        if self.kind == "classes":
+            axis = class_axis_of(outputs, targets[0] if own else targets, self.class_axis)
+            return outputs.movedim(axis, -1).flatten(1, -2), *self.positions(targets, weights, own=own)
+        return outputs.flatten(1)[..., None], *self.positions(targets, weights, own=own)
+
+    def has_positions(self, outputs: Tensor) -> bool:
+        """Whether outputs are dense, of a loss that is one of each position."""
+        return self.kind in ("classes", "points", "labels") and outputs.ndim > 3
+
+    def positions(self, targets: Tensor, weights: Tensor | None, *, own: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return the targets and weights that `rows` gives of dense outputs; what is ignored has weight zero."""
         batch = int(own)
         if weights is not None:
             weights = weights.reshape(*weights.shape, *(1,) * (targets.ndim - weights.ndim)).expand(targets.shape)
         if self.kind != "classes":
-            counts = None if weights is None else weights.flatten(batch)
-            return outputs.flatten(1)[..., None], targets.flatten(batch)[..., None], counts
-        outputs = outputs.movedim(class_axis_of(outputs, targets[0] if own else targets, self.class_axis), -1)
+            return targets.flatten(batch)[..., None], None if weights is None else weights.flatten(batch)
         valid = (targets != self.ignore_index).to(torch.float32)
         counts = valid if weights is None else valid * weights
-        return outputs.flatten(1, -2), torch.where(valid == 0, 0, targets).flatten(batch), counts.flatten(batch)
+        return torch.where(valid == 0, 0, targets).flatten(batch), counts.flatten(batch)
 
     def losses(self, outputs: Tensor, targets: Tensor, *, own: bool = False) -> Tensor:
         """Return the loss of every member and example, `(members, batch)`; arguments as those of `rows`."""
@@ -278,11 +299,12 @@ def _laplace_kl(mean: Tensor, scale: Tensor, other_mean: Tensor, other_scale: Te
     return (other_scale / scale).log() + (scale * (-gap / scale).exp() + gap) / other_scale - 1.0
 
 
-def _binary(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum over labels of the cross-entropy of yes or no."""
+def binary_losses(logits: Tensor, targets: Tensor, class_weights: tuple[float, ...] | None = None) -> Tensor:
+    """Return the sum over labels of the cross-entropy of yes or no, each label's times its weight."""
     logits = full(logits)
     targets = targets.to(logits.dtype).expand_as(logits)
-    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(-1)
+    weights = None if class_weights is None else class_table(class_weights, logits, logits.dtype)
+    return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="none").sum(-1)
 
 
 def _mean_yes(logits: Tensor) -> Tensor:
@@ -369,7 +391,7 @@ _LIKELIHOODS = [
     _density("gaussian_nll", gaussian_losses, _gaussian_kl),
     _density("laplace_nll", laplace_losses, _laplace_kl),
     Likelihood("poisson", "points", _poisson, _of_mean_density(_poisson), _poisson_kl),
-    Likelihood("binary_cross_entropy", "labels", _binary, _binary_mixture, _binary_kl, pooled=_mean_yes),
+    Likelihood("binary_cross_entropy", "labels", binary_losses, _binary_mixture, _binary_kl, pooled=_mean_yes),
     replace(_own_loss(Pinball()), name="pinball"),
 ]
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType({likelihood.name: likelihood for likelihood in _LIKELIHOODS})
@@ -402,8 +424,13 @@ def class_weighted(
     """Return weights of examples by their class times those that were given: torch's own rule for `cross_entropy(weight=...)`."""
     if weights is None:
         return given
-    if len(weights) != (classes := outputs.shape[-1]):
-        raise ValueError(f"`class_weights` must be one number for each of {classes} classes; got {len(weights)}.")
-    table = torch.tensor(weights, dtype=torch.float32, device=outputs.device)
+    table = class_table(weights, outputs)
     own = targets.float() @ table if targets.is_floating_point() else table[targets]
     return own if given is None else own * given
+
+
+def class_table(weights: tuple[float, ...], outputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return weights of the classes, or labels, of outputs `(..., classes)`."""
+    if len(weights) != (classes := outputs.shape[-1]):
+        raise ValueError(f"`class_weights` must be one number for each of {classes} classes; got {len(weights)}.")
+    return torch.tensor(weights, dtype=dtype, device=outputs.device)

@@ -16,6 +16,7 @@ from dissensus.members import View
 from dissensus.objectives.likelihoods import (
     IGNORED,
     Likelihood,
+    binary_losses,
     check_class_weights,
     class_weighted,
     likelihood_of,
@@ -25,8 +26,19 @@ from dissensus.objectives.losses import Others
 from dissensus.randomness import Noise, fold
 
 Parts = dict[str, Tensor]
+# From targets and weights of examples to weights of what is averaged.
+Weigh = Callable[[Tensor, Tensor | None], Tensor | None]
 Batches = Literal["own", "shared"]
 BatchNorm = Literal["eval", "mix", "train"]
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The batch that a step takes part by part: its targets, its weights, and the part's share of its examples."""
+
+    y: Tensor
+    weights: Tensor | None
+    share: float
 
 
 @dataclass
@@ -41,6 +53,7 @@ class Step:
         shared_key: Key of the noise that all share.
         streams: Batches of further data by name (`"unlabelled"`, ...).
         weights: Weights of the batch's examples; None where all count the same.
+        whole: The batch of which this one is a part; None where it is whole.
         others: Members that other processes run, for objectives that say they need no more than means over them.
     """
 
@@ -51,6 +64,7 @@ class Step:
     shared_key: Tensor
     streams: Mapping[str, Tensor] = field(default_factory=dict)
     weights: Tensor | None = None
+    whole: Whole | None = None
     others: Others | None = None
     _draws: int = 0
 
@@ -60,13 +74,28 @@ class Step:
         return self.index / self.total
 
     def mean(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return means over the batch, the last axis, of losses of its examples: sum(w · loss) / sum(w), by the step's own weights."""
+        """Return means over the batch, the last axis, of losses of its examples: sum(w · loss) / sum(w), by the step's own weights.
+
+        Of a part of a batch it is sum(w · loss) over the part's share of the whole's sum(w): added up by their shares, parts give the
+        whole's mean.
+        """
+        whole = self.whole if weights is None else None
         weights = self.weights if weights is None else weights
         if weights is None:
             return losses.mean(-1)
         weights = weights.to(losses.dtype)
+        total = weights.sum(-1)
+        if whole is not None and whole.weights is not None:
+            total = whole.share * whole.weights.to(losses.dtype).sum(-1)
         # A batch in which nothing counts has loss zero.
-        return (weights * losses).sum(-1) / weights.sum(-1).clamp_min(torch.finfo(losses.dtype).tiny)
+        return (weights * losses).sum(-1) / total.clamp_min(torch.finfo(losses.dtype).tiny)
+
+    def weighing(self, y: Tensor, weigh: Weigh) -> "Step":
+        """Return this step with other weights for `mean`, and with the whole's where it is a part: `weigh(targets, weights)`."""
+        whole = self.whole
+        if whole is not None:
+            whole = replace(whole, weights=weigh(whole.y, whole.weights))
+        return replace(self, weights=weigh(y, self.weights), whole=whole)
 
     def inputs(self, name: str, like: Any) -> Any:
         """Return the batch of a second stream of inputs, real numbers in the precision of `like`; None where there is none."""
@@ -171,6 +200,21 @@ class OutputObjective(Objective):
         return self.on_outputs(outputs, y, step)
 
 
+def as_rows(
+    likelihood: Likelihood, class_weights: tuple[float, ...] | None, outputs: Tensor, y: Tensor, step: Step
+) -> tuple[Tensor, Tensor, Step]:
+    """Return outputs, targets and the step with what is averaged as rows: each position, weighed by example and class."""
+    rows, targets, _ = likelihood.rows(outputs, y, own=step.own)
+
+    def weigh(y: Tensor, given: Tensor | None) -> Tensor | None:
+        if likelihood.has_positions(outputs):
+            y, given = likelihood.positions(y, given, own=step.own)
+        # Labels of yes or no are weighed in the loss of each.
+        return given if likelihood.kind == "labels" else class_weighted(class_weights, rows, y, given)
+
+    return rows, targets, step.weighing(y, weigh)
+
+
 @dataclass(frozen=True)
 class Wrapper(Objective):
     """An objective around another one: what it does not say itself, the inner one says."""
@@ -213,7 +257,8 @@ class Independent(OutputObjective):
             your own, a function of (output, target) that returns one value for each example. Losses of several targets are summed.
         label_smoothing: Share of each target given to the uniform distribution (classification).
         over_classes: Divide by the number of classes, as a mean over batch *and* classes does; it only rescales the loss.
-        class_weights: Weight of each class, as in torch's `cross_entropy`: examples count by that of their label.
+        class_weights: Weight of each class, as in torch's `cross_entropy`: examples count by that of their label. With
+            `"binary_cross_entropy"` as in torch's loss of that name: each label's loss times its weight.
         class_axis: Where classes are in outputs with positions, such as 2 of `(members, batch, classes, height, width)`; found by default.
         ignore_index: Class index of positions that do not count.
 
@@ -249,13 +294,13 @@ class Independent(OutputObjective):
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the sum of the members' mean losses, and each one's."""
         likelihood = self.likelihood
-        outputs, y, weights = likelihood.rows(outputs, y, step.weights, own=step.own)
+        outputs, y, step = as_rows(likelihood, self.class_weights, outputs, y, step)
         if likelihood.kind == "labels":
             targets = y * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
+            losses = step.mean(binary_losses(outputs, targets, self.class_weights))
         else:
             targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
-        weights = class_weighted(self.class_weights, outputs, y, weights)
-        losses = step.mean(likelihood.losses(outputs, targets, own=step.own), weights)
+            losses = step.mean(likelihood.losses(outputs, targets, own=step.own))
         if self.over_classes:
             losses = losses / outputs.shape[-1]
         return losses.sum(), {"loss": losses.detach()}

@@ -67,21 +67,17 @@ class Carrier:
         self.under_way: deque[torch.cuda.Event] = deque()
         self.stream: torch.cuda.Stream | None = None
 
-    def ahead(
-        self, make: Callable[[int], Parts | None], places: range, threads: int = 1
-    ) -> Generator[Parts, None, None]:
-        """Yield the batches of these places on the device, made ahead by threads, until one is None."""
+    def ahead(self, make: Callable[[int], Parts], places: range, threads: int = 1) -> Generator[Parts, None, None]:
+        """Yield the batches of these places on the device, made ahead by threads."""
         self._wait(0)
 
-        def ready(place: int) -> Parts | None:
+        def ready(place: int) -> Parts:
             batch = make(place)
             # Into pinned memory, if it is like the batches before it.
-            return batch if batch is None or not self.slots else tree_map(_into, self.slots[place % _SLOTS], batch)
+            return tree_map(_into, self.slots[place % _SLOTS], batch) if self.slots else batch
 
         with closing(prefetched(ready, places, threads)) as made:
             for batch in made:
-                if batch is None:
-                    return
                 if self.device.type == "cuda" and not self.slots and not tree_leaves(batch)[0].is_pinned():
                     pinned = partial(torch.empty_like, device="cpu", pin_memory=True)
                     self.slots = [tree_map(pinned, batch) for _ in range(_SLOTS)]
@@ -286,18 +282,35 @@ class HostFeed(OrderedFeed):
                 yield size
 
 
+# From inputs and targets of a batch to targets in the type that the loss wants.
+Targets: TypeAlias = Callable[[Any, Tensor], Tensor]
+
+
+def as_they_come(x: Any, y: Tensor) -> Tensor:
+    """Return targets as they are."""
+    return y
+
+
 class LoaderFeed(Feed):
     """A user's DataLoader, in its own order; all members share its batches, which are placed among the tensors one by one."""
 
     placed = True
 
-    def __init__(self, loader: DataLoader[Any], seed: int, device: torch.device, accumulate: int = 1) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        seed: int,
+        device: torch.device,
+        accumulate: int = 1,
+        targets: Targets = as_they_come,
+    ) -> None:
         super().__init__(device)
-        self.accumulate, self.carrier = accumulate, Carrier(device)
+        self.accumulate, self.carrier, self.targets = accumulate, Carrier(device), targets
         try:
-            self.steps_per_epoch = -(-len(loader) // accumulate)
+            self.length = len(loader)
         except TypeError:
             raise ValueError("The DataLoader has no length, which epochs need. Give its dataset a `__len__`.") from None
+        self.steps_per_epoch = -(-self.length // accumulate)
         if self.steps_per_epoch == 0:
             raise ValueError("The training data is empty: the DataLoader gives no batch.")
         self.loader, self.seed, self.ahead = loader, seed, _loads_elsewhere(loader)
@@ -306,10 +319,10 @@ class LoaderFeed(Feed):
     def _fill(self, number: int, skip: int) -> Iterator[int]:
         taken = self.batches(number, skip)
         places = range(skip, self.steps_per_epoch)
-        moved = self.carrier.ahead(lambda _: next(taken, None), places) if self.ahead else map(self.carrier.move, taken)
-        for batch in moved:
-            self.tensors["batch"] = batch
-            yield len(batch[0])
+        moved = self.carrier.ahead(lambda _: next(taken), places) if self.ahead else map(self.carrier.move, taken)
+        for x, y, *weights in moved:
+            self.tensors["batch"] = (x, self.targets(x, y), *weights)
+            yield len(x)
 
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
         """Return each batch of the epoch after the first `skip`; the loader's own shuffling is seeded by (seed, epoch)."""
@@ -324,8 +337,12 @@ class LoaderFeed(Feed):
             draws = seeded(derive(self.seed, "loader", number, position), alone=True)
             with nullcontext() if self.ahead else draws:
                 taken = [parts_of(triple_of(batch)) for batch in islice(batches, self.accumulate)]
-            if not taken:
-                return
+            given = position * self.accumulate + len(taken)
+            if given < min((position + 1) * self.accumulate, self.length):
+                raise ValueError(
+                    f"The DataLoader says it has {self.length} batches and gave {given} in epoch {number + 1}. Have the `__len__` of its "
+                    "dataset or sampler count what every epoch gives."
+                )
             yield tuple(map(join_rows, zip(*taken, strict=True)))
 
 
@@ -352,7 +369,14 @@ class DatasetFeed(LoaderFeed):
     """A map-style Dataset, loaded item by item in a seeded order."""
 
     def __init__(
-        self, dataset: Dataset[Any], batch_size: int, seed: int, device: torch.device, drop_last: bool, workers: int = 0
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        drop_last: bool,
+        workers: int = 0,
+        targets: Targets = as_they_come,
     ) -> None:
         self.count = len(dataset)  # type: ignore[arg-type]
         if self.count == 0:
@@ -368,7 +392,7 @@ class DatasetFeed(LoaderFeed):
             generator=torch.Generator(),
             **options if workers else {},
         )
-        super().__init__(loader, seed, device)
+        super().__init__(loader, seed, device, targets=targets)
         self.smallest = sizes[-1]
 
     def batches(self, number: int, skip: int) -> Iterator[Parts]:

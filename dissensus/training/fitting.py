@@ -81,23 +81,25 @@ class _Feeding:
         if isinstance(data, IterableDataset):
             raise ValueError("An IterableDataset has no length or order to shuffle. Pass a DataLoader with a length.")
         feed: feeds.Feed
+        targets = self.objective.likelihood.targets
         if isinstance(data, DataLoader):
             if settings.batch_size is not None:
                 raise ValueError("A DataLoader has its own batch size; leave `batch_size` out.")
-            feed = feeds.LoaderFeed(data, settings.seed, device, settings.accumulate)
+            feed = feeds.LoaderFeed(data, settings.seed, device, settings.accumulate, targets)
         else:
             assert isinstance(data, Dataset)
-            feed = feeds.DatasetFeed(data, self.size, settings.seed, device, settings.drop_last, settings.workers)
+            options = settings.drop_last, settings.workers, targets
+            feed = feeds.DatasetFeed(data, self.size, settings.seed, device, *options)
         with seeded(0):
             x, y, _ = next(iter(sources.weighted_batches(data, 2)))
-        return feed, (x[:2], y)
+        return feed, (x[:2], targets(x, y))
 
     def _of_arrays(self, x: Rows, y: Tensor, weights: Tensor | None) -> tuple[feeds.Feed, Example]:
         """Take batches of arrays from the device if they fit there."""
         sources.check_pair(x, y, "training")
         sources.check_weights(weights, len(x), "training")
         objective, settings, device = self.objective, self.settings, self.device
-        y = _targets(x, y, objective.likelihood)
+        y = objective.likelihood.targets(x, y)
         keys = self.order(len(x), "shared" if self.members.prefers_shared_batches else objective.batches)
         # An objective that measures all inputs first has them read into memory, where that is the device's.
         needs_all = device.type == "cpu" and objective.prepare(x[:2]) is not objective
@@ -110,7 +112,7 @@ class _Feeding:
         if data.targets is None:
             raise ValueError("These features have no targets to train on. Cache them from data that has labels.")
         x, settings, device = data.rows(0, 2), self.settings, self.device
-        y = _targets(x, data.targets, self.objective.likelihood)
+        y = self.objective.likelihood.targets(x, data.targets)
         limit = feeds.free_memory(device) // 2 if data.resident_limit is None else data.resident_limit
         whole = feeds.lives_on(data.stored, device, limit)
         if not whole:
@@ -121,19 +123,6 @@ class _Feeding:
         kind = feeds.ArrayFeed if whole else feeds.HostFeed
         options = settings.drop_last, settings.workers or 2, data.passes
         return kind((data.stored, y), self.size, keys, *options), (x, y)
-
-
-def _targets(x: Rows, y: Tensor, likelihood: Likelihood) -> Tensor:
-    """Return targets in the type that the loss wants: real ones as columns, in the precision of the inputs where those are real."""
-    if likelihood.kind == "own":
-        return y
-    if likelihood.kind == "labels":
-        return y.float()
-    if likelihood.kind == "classes":
-        return y if y.is_floating_point() else y.long()
-    if not y.is_floating_point():
-        y = y.to(x.dtype if x.dtype == torch.float64 else torch.float32)
-    return as_columns(y)
 
 
 def _outputs(members: Members, x: Batch, which: str = "") -> Tensor:
@@ -261,7 +250,7 @@ def _held_out(validation: Pairs | None, members: Members, likelihood: Likelihood
     x, y, weights = arrays
     sources.check_pair(x, y, "validation")
     sources.check_weights(weights, len(x), "validation")
-    y = _targets(x, y, likelihood)
+    y = likelihood.targets(x, y)
     check_targets(outputs, y, likelihood, "validation")
     _outputs(members, next(iter(x.split(2))), "validation ")
     return _Held((x, y) if weights is None else (x, y, weights))
@@ -316,10 +305,10 @@ def fit(
         members: The ensemble; it is trained in place and stays on `device`.
         data: A pair (inputs, targets) of tensors or arrays, which move to the device whole where they fit and are fed from
             the host, in the same order, where they do not (memory maps are not read into memory); a path, or what
-            `dissensus.data.files.load` returned; a map-style Dataset; a DataLoader, whose batches (in its own order) all members
-            share; or features of `cache_features`, on which a HeadEnsemble trains its heads. Inputs may be several tensors, as the
-            networks take them: a tuple for `net(a, b)`, a dictionary for `net(a=..., b=...)`. A third part are weights of the
-            examples: a batch's loss is then sum(w · loss) / sum(w).
+            `dissensus.data.files.load` returned; a map-style Dataset; a DataLoader, whose batches (in its own order, in every
+            epoch as many as its length says) all members share; or features of `cache_features`, on which a HeadEnsemble
+            trains its heads. Inputs may be several tensors, as the networks take them: a tuple for `net(a, b)`, a dictionary
+            for `net(a=..., b=...)`. A third part are weights of the examples: a batch's loss is then sum(w · loss) / sum(w).
         objective: What to minimise; by default `Independent()`, and `Independent("mse")` where targets are real numbers, as many as the
             network's outputs. See `dissensus.objectives`.
         epochs: How often the data is gone through.
@@ -334,7 +323,8 @@ def fit(
         clip_norm: Largest norm of each member's gradient.
         clip_value: Largest size of each number in a gradient.
         accumulate: How many batches a step takes one after another, adding up their gradients: as one batch of that many times the
-            size (but for BatchNorm and objectives that compare examples), with the memory of one.
+            size, also where examples, classes or positions count by weights, with the memory of one. But for BatchNorm, objectives that
+            compare examples or leave some out, and those of your own that take weighted means other than by `step.mean`.
         ema: Decay of an exponential average of the weights over steps, such as 0.999. Validation, selection and the result are
             then of the averaged weights; buffers (BatchNorm's statistics) are the last ones.
         precision: `"fp32"`, or `"bf16"` for autocast with float32 weights.
@@ -350,7 +340,8 @@ def fit(
         validation: Held-out data, looked at every check.
         watch_collusion: At every check, put member error, ensemble error and diversity on a fixed sample of the training data
             (`train_member_error`, `train_ensemble_error`, `train_diversity`) and on the validation data (`validation_...`)
-            into the history, and warn when members collude; see `diagnose`.
+            into the history, and warn when members collude; see `diagnose`. Labels and counts are judged by their loss, real numbers by
+            the squared error of predictions; quantiles and losses of your own are refused.
         check_every: `"epoch"`, or a number of steps between checks.
         select: Column to select the best check by (`"ensemble_loss"`, `"validation_loss"`, `"ensemble_accuracy"`,
             `"validation_accuracy"`); the weights of that check are the result. Per-member columns count by their mean.
@@ -407,7 +398,7 @@ def fit(
     objective = _prepared(objective, feed, few)
     streams = _streams_of(objective, unlabelled, few, target)
     held_out = _held_out(held, members, objective.likelihood, outputs)
-    watch = CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
+    watch = CollusionWatch.of(members, data, objective, outputs) if watch_collusion else None
     trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
     trainer.result.members = whole.train()
     with _threads_of(members, few, (feed.batch_size or 128) // settings.accumulate):

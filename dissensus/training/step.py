@@ -22,7 +22,7 @@ from dissensus.data.trees import Tree, batch_of
 from dissensus.engines.row_updates import runs_as_kernel, update_by_adam
 from dissensus.members import Members, View
 from dissensus.objectives import Objective, Step
-from dissensus.objectives.objective import OutputObjective
+from dissensus.objectives.objective import OutputObjective, Whole
 from dissensus.randomness import bits, derive, fold
 from dissensus.training.feeds import Feed
 from dissensus.training.state import TrainState
@@ -202,7 +202,7 @@ class TrainStep:
                 self.members.put_rows(begun.state.buffers, begun.rows, view.buffers)
 
     def _accumulated(self, begun: Begun, size: int) -> tuple[Gradients, Mapping[str, Tensor]]:
-        """Return the mean of the gradients on equal parts of a batch, one after another: a pass has the memory of one part."""
+        """Return gradients and logged parts of a batch from those of equal parts of it, one after another: a pass has the memory of one."""
         step, inner = begun.step, copy(begun)
         total: list[Tensor | None] = [None] * len(begun.leaves)
         logged: dict[str, Tensor] = {}
@@ -210,6 +210,7 @@ class TrainStep:
         for place in range(count):
             part = slice(place * size // count, (place + 1) * size // count)
             where = (slice(None), part) if self.feed.own else part
+            share = (part.stop - part.start) / size
             # Not the step's own noise again: parts would share their dropout and perturbations.
             inner.x, inner.y = begun.x[where], begun.y[where]
             inner.step = replace(
@@ -218,30 +219,16 @@ class TrainStep:
                 shared_key=fold(step.shared_key, place),
                 streams={name: stream[where] for name, stream in step.streams.items()},
                 weights=None if step.weights is None else step.weights[where],
+                whole=Whole(begun.y, step.weights, share),
             )
             gradients, parts = self._gradients(inner)
-            share, counts = (part.stop - part.start) / size, None
-            if step.weights is not None:  # the examples' own say how much a part counts
-                counts = step.weights[where].double().sum(-1) / step.weights.double().sum(-1).clamp_min(1e-300)
-            for index, (block, gradient) in enumerate(zip(self.blocks, gradients, strict=True)):
+            for index, gradient in enumerate(gradients):
                 if gradient is not None:
-                    scaled = gradient * (share if counts is None else self._of_rows(counts, block, begun.rows))
                     before = total[index]
-                    total[index] = scaled if before is None else before + scaled
+                    total[index] = share * gradient if before is None else before + share * gradient
             for name, value in parts.items():
                 logged[name] = logged.get(name, 0.0) + share * value.detach()
         return total, logged
-
-    def _of_rows(self, shares: Tensor, block: "Block", rows: Tensor | None) -> Tensor:
-        """Return a number for all members as it is, one for each as one for each row of a block."""
-        if shares.ndim:
-            if not block.stacked and block.members is None:
-                raise ValueError(
-                    "These members share their parameters: `accumulate` takes weights of examples where members share "
-                    'batches. Pass batches="shared".'
-                )
-            shares = (shares[rows] if block.stacked and rows is not None else shares[block.owners])[:, None]
-        return shares.to(block.flat.dtype)
 
     def outputs(self, begun: Begun) -> Tensor:
         """Return the members' outputs for the step's batch, with their graph."""

@@ -15,7 +15,6 @@ from dissensus.members import Members
 from dissensus.members.members import evaluation_mode
 from dissensus.objectives import Likelihood, Objective
 from dissensus.objectives.collusion import measure
-from dissensus.objectives.likelihoods import as_columns
 from dissensus.objectives.losses import errors, weighted_mean
 from dissensus.randomness import seeded
 from dissensus.training.history import Row
@@ -30,7 +29,8 @@ _LARGEST_OUTPUTS = 4_000_000
 class CollusionWatch:
     """What a run is watched by: a sample of the training data on the device, and how the members' outputs for it are judged.
 
-    The loss is the objective's for classes, else the squared error of predictions: where outputs are (mean, rho), of the means.
+    The loss is the objective's for classes, labels and counts, else the squared error of predictions: where outputs are (mean, rho), of
+    the means. Of dense outputs each position is an example.
     """
 
     x: Batch
@@ -41,23 +41,31 @@ class CollusionWatch:
     likelihood: Likelihood
 
     @classmethod
-    def of(cls, members: Members, data: Pairs, objective: Objective, num_outputs: int) -> "CollusionWatch":
-        """Take a sample of the training data, the same in every sitting."""
-        size = _LARGEST_OUTPUTS // max(members.num_members * num_outputs, 1)
-        x, y = _sample(data, max(_SMALLEST_SAMPLE, min(_LARGEST_SAMPLE, size)))
-        kind, place = objective.likelihood.kind, device_of(members)
-        if kind != "classes":
-            y = as_columns(y).float()
-        elif not y.is_floating_point():
-            y = y.long()
+    def of(cls, members: Members, data: Pairs, objective: Objective, outputs: Tensor) -> "CollusionWatch":
+        """Take a sample of the training data, the same in every sitting; `outputs` are the members' for a few inputs."""
+        likelihood, place = objective.likelihood, device_of(members)
+        if likelihood.kind == "own":
+            raise ValueError(
+                "watch_collusion=True judges members by a loss of classes, labels, counts or real numbers; got quantiles or a loss of your "
+                "own. Leave it out."
+            )
+        size = _LARGEST_OUTPUTS // max(members.num_members * outputs.shape[2:].numel(), 1)
+        # One map has many examples.
+        least = 1 if likelihood.has_positions(outputs) else _SMALLEST_SAMPLE
+        x, y = _sample(data, max(least, min(_LARGEST_SAMPLE, size)))
+        y = likelihood.targets(x, y)
+        if likelihood.has_positions(outputs) and not bool((y != likelihood.ignore_index).any()):
+            raise ValueError(
+                f"watch_collusion=True looks at {len(y)} training examples, in which no label counts. Leave it out."
+            )
         weights = _setting(objective, "weights")
         return cls(
             x.to(place),
             y.to(place),
-            objective.likelihood.name if kind == "classes" else "mse",
+            _watched_loss(likelihood),
             _setting(objective, "average") or "probs",
             None if weights is None else torch.tensor(weights, device=place),
-            objective.likelihood,
+            likelihood,
         )
 
     def errors(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,8 +76,10 @@ class CollusionWatch:
     def check(self, members: Members, history: Iterable[Row]) -> tuple[dict[str, float], str]:
         """Return what the history keeps of a look at the sample, and a warning the first time that members collude."""
         with evaluation_mode(members):
-            outputs = members(self.x)
-        measures = measure(self.likelihood.mean_and_scale(outputs)[0], self.y, self.loss, self.average, self.weights)
+            outputs, y, counts = self.likelihood.rows(members(self.x), self.y)
+        if counts is not None:
+            outputs, y = outputs[:, counts > 0], y[counts > 0]
+        measures = measure(self.likelihood.mean_and_scale(outputs)[0], y, self.loss, self.average, self.weights)
         signs = measures.signs(trained_on=True)
         found = {
             "train_member_error": measures.member_error,
@@ -83,6 +93,13 @@ class CollusionWatch:
             f"members collude on the training data ({', '.join(signs)}): their mean error is {measures.member_error:.3g}, "
             f"the ensemble's {measures.ensemble_error:.3g}. `ds.diagnose` tells more."
         )
+
+
+def _watched_loss(likelihood: Likelihood) -> str:
+    """Return the loss of `decompose` by which members are judged."""
+    if likelihood.kind == "classes" or likelihood.name == "poisson":
+        return likelihood.name
+    return "sigmoid" if likelihood.kind == "labels" else "mse"
 
 
 def _setting(objective: Any, name: str) -> Any:
@@ -123,7 +140,8 @@ def validate(
     total = 0.0
     with evaluation_mode(members):
         for x, y, weights in batches:
-            x, y = x.to(place), y.to(place)
+            x = x.to(place)
+            y = likelihood.targets(x, y.to(place))
             weights = None if weights is None else weights.to(place).double()
             outputs, y, weights = likelihood.rows(members(x), y, weights)
             total += outputs.shape[1] if weights is None else float(weights.sum())
