@@ -292,6 +292,10 @@ class Members(nn.Module, ABC):
         names = [name for name, _ in self.named_parameters() if name not in shared]
         return [(list(range(self.num_trained)) if self.separate else None, names)]
 
+    def prefix(self, place: int) -> str:
+        """Return what the registered names of a member's own tensors begin with, before their names in its network."""
+        return f"nets.{place}." if self.separate and not self.stacked else "net."
+
     def rows_of(self, tensors: Tensors, rows: Tensor) -> dict[str, Tensor]:
         """Return copies of some members' rows of these tensors; what members share, or do not have as rows, as it is."""
         shared = self.shared_buffers if self.stacked else tensors

@@ -325,7 +325,7 @@ def fit(
         epochs: How often the data is gone through.
         batch_size: Examples a step (128 by default); not together with a DataLoader, which has its own.
         optimizer: `"sgd"`, `"adam"`, `"adamw"`, a torch optimizer class, or a function that makes a torch optimizer from
-            one member's named parameters (parameter groups and all).
+            one member's named parameters, those that train, as its network names them (parameter groups and all).
         lr: Learning rate: one number, or one for each member.
         weight_decay: Likewise; the optimizer's own default if left out.
         optimizer_options: Further options, such as `{"momentum": 0.9, "nesterov": True}`.

@@ -112,8 +112,8 @@ class Mesh:
         rows = self.rows(members.num_trained)
         found = {}
         for name, tensor in tensors.items():
-            if name.startswith("separate."):  # an optimizer's own state, by block and member
-                if rows.start <= int(name.split(".")[2]) < rows.stop:
+            if name.startswith("separate."):  # an optimizer's own state, by member
+                if rows.start <= int(name.split(".")[1]) < rows.stop:
                     found[name] = tensor
             elif _by_member(name.removeprefix("good."), tensor, members):
                 found[name] = tensor[rows]

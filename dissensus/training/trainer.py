@@ -239,15 +239,19 @@ class Trainer:
         settings, members = self.settings, self.members
         self.blocks = pack(members)
         lr, decay = self._left(settings.lr), self._left(settings.weight_decay)
-        optimizer = make_optimizer(
-            settings.optimizer, self.blocks, members.num_trained, lr, decay, settings.optimizer_options
-        )
+        optimizer = make_optimizer(settings.optimizer, members, self.blocks, lr, decay, settings.optimizer_options)
         factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
-        recorded = settings.engine not in ("auto", "eager") or settings.concurrent_members is not None
-        if recorded and isinstance(optimizer, SeparateOptimizers):
-            raise ValueError(f"engine={settings.engine!r} needs sgd, adam or adamw; others run with engine='eager'.")
-        if settings.per_member and isinstance(optimizer, SeparateOptimizers):
-            raise ValueError("per_member=True needs sgd, adam or adamw, whose members have rates of their own.")
+        if isinstance(optimizer, SeparateOptimizers):
+            concurrent, drops = settings.concurrent_members is not None, settings.on_divergence == "drop"
+            recorded = settings.engine not in ("auto", "eager")
+            refuse(
+                {
+                    "`concurrent_members` needs sgd, adam or adamw. Leave it out.": concurrent,
+                    f"engine={settings.engine!r} needs sgd, adam or adamw; others run with engine='eager'.": recorded,
+                    "per_member=True needs sgd, adam or adamw, whose members have rates of their own.": settings.per_member,
+                    "on_divergence='drop' needs sgd, adam or adamw. Use one of them, or on_divergence='stop'.": drops,
+                }
+            )
         kind = TrainStep if settings.mesh is None else MeshStep
         self.step = kind(members, self.objective, self.blocks, optimizer, self.feed, self.total_steps, settings)
         self.state = self.step.initial_state(factors, self.streams)
@@ -507,7 +511,7 @@ class Trainer:
                 rows = self.blocks[int(rest)].rows_of([place])
                 tensor[rows] = source[name][rows]
             elif not self.members.stacked:
-                if rest.startswith(f"nets.{place}."):
+                if rest.startswith(self.members.prefix(place)):
                     tensor.copy_(source[name])
             elif rest not in self.members.shared_buffers:
                 tensor[place] = source[name][place]
@@ -564,7 +568,10 @@ class Trainer:
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(("separate.", "good."))}
         for name, tensor in under("sums.", tensors).items():
             self.step.make_sum(self.state, name, tensor.shape)
-        if (stranger := self.state.load(own)) is not None:
+        stranger = self.state.load(own)
+        if isinstance(self.step.optimizer, SeparateOptimizers):
+            stranger = stranger or self.step.optimizer.load(separate)
+        if stranger is not None:
             raise CheckpointError(
                 f"The checkpoint in {self.settings.checkpoint_dir} is of another version of dissensus (by {stranger}). "
                 "Begin again in another folder, or go on with that version."
