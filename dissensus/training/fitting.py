@@ -69,6 +69,8 @@ class _Feeding:
     def feed_of(self, data: Pairs) -> tuple[feeds.Feed, Example]:
         """Return where batches come from, and a few examples."""
         settings, device = self.settings, self.device
+        if not self.members.own_batches:
+            self.only_shared(f"{type(self.members).__name__} runs all members on one batch. Leave `batches` out.")
         if self.objective.batches == "shared":
             self.only_shared(
                 f"{type(self.objective).__name__} compares members, so they must share batches. Leave `batches` out."
@@ -336,10 +338,11 @@ def fit(
         accumulate: How many batches a step takes one after another, adding up their gradients: as one batch of that many times the
             size (but for BatchNorm and objectives that compare examples), with the memory of one.
         ema: Decay of an exponential average of the weights over steps, such as 0.999. Validation, selection and the result are
-            then of the averaged weights; buffers (BatchNorm's statistics) are the last ones.
+            then of the averaged weights; buffers (BatchNorm's statistics) are the last ones. Not for members that are weights on
+            the way (snapshots, SWAG).
         precision: `"fp32"`, or `"bf16"` for autocast with float32 weights.
-        batches: `"own"`: each member goes through the data in its own order; `"shared"`: all see the same batch. The
-            objective's wish by default (members that train independently: own).
+        batches: `"own"`: each member goes through the data in its own order (not of kinds that run all members on one batch);
+            `"shared"`: all see the same batch. The objective's wish by default (members that train independently: own).
         last_batch: Keep or drop the smaller batch at an epoch's end.
         workers: Processes that load the items of a Dataset ahead of training (a DataLoader has its own); threads that gather
             batches of arrays that do not fit on the device.

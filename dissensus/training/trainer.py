@@ -198,6 +198,8 @@ class Trainer:
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
                 "otherwise one member's divergence is every member's. Use on_divergence='stop'.": drops and not apart,
                 "`clip_norm` clips members one by one, and these share their parameters.": clips and not separate,
+                f"`ema` averages the weights that training ends with, and {type(self.members).__name__} keeps members of those it "
+                "passes through. Leave it out.": settings.ema is not None and self.members.keeps_weights,
                 "per_member=True needs members that own their parameters, an objective that does not couple them and "
                 "on_divergence='stop'. Leave it out.": settings.per_member and (drops or not apart),
                 "Selecting, stopping early and reducing the rate on a plateau look at validation data; give "
