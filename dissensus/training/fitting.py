@@ -372,7 +372,8 @@ def fit(
         checkpoint_dir: Folder for checkpoints and `history.csv`.
         checkpoint_every: Epochs between checkpoints.
         resume: Go on from the folder's last checkpoint, if it has one; ends in exactly the weights of an uninterrupted run.
-        on_divergence: When a member's loss is no longer finite: `"stop"` with an error, or `"drop"` that member and go on.
+        on_divergence: When a member's loss is no longer finite: `"stop"` with an error, or `"drop"` that member and go on
+            (with sgd, adam or adamw).
         progress: Show progress; by default on a terminal only.
         callback: Called with the run after every check.
 
@@ -413,9 +414,11 @@ def fit(
     watch = CollusionWatch.of(members, data, objective, outputs.shape[2:].numel()) if watch_collusion else None
     trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
     trainer.result.members = whole.train()
-    with _threads_of(members, few, (feed.batch_size or 128) // settings.accumulate):
-        run = trainer.run()
-    whole.catch_up()
+    try:
+        with _threads_of(members, few, (feed.batch_size or 128) // settings.accumulate):
+            run = trainer.run()
+    finally:
+        whole.catch_up()
     whole.after_training(data)
     return run
 

@@ -33,7 +33,7 @@ from dissensus.training.mesh import Mesh, MeshStep, check_mesh, training_on
 from dissensus.training.optimizers import Factory, SeparateOptimizers, check_attached, detach, make_optimizer, pack
 from dissensus.training.schedules import AnySchedule, Plateau, factor_table
 from dissensus.training.state import PARTS, TrainState
-from dissensus.training.step import Block, TrainStep
+from dissensus.training.step import Block, RowOptimizer, TrainStep
 from dissensus.training.validation import CollusionWatch, Validation, Watch, validate
 
 
@@ -406,12 +406,19 @@ class Trainer:
         if self.settings.on_divergence == "stop" or len(bad) == self.members.num_trained:
             there = self.folder is not None and self.folder.exists("last")
             last = f"The last checkpoint in {self.settings.checkpoint_dir} is from before it."
+            drops = ", or go on without such members with on_divergence='drop'" if self._could_drop(bad) else ""
             raise DivergedError(
                 f"The loss of {names} was no longer finite in {when}. {last if there else 'There is no checkpoint before it.'} Lower the "
-                "learning rate, clip gradients with clip_norm, or go on without such members with on_divergence='drop'."
+                f"learning rate or clip gradients with clip_norm{drops}."
             )
         log.warning("dropped %s: its loss was no longer finite in %s", names, when)
         self._drop(bad)
+
+    def _could_drop(self, bad: Sequence[int]) -> bool:
+        """Whether the run would go on without these members if it had been asked to."""
+        apart = self.members.separate and not self.objective.couples and not self.settings.per_member
+        asked, left = self.settings.on_divergence == "drop", len(bad) < self.members.num_trained
+        return apart and left and not asked and isinstance(self.step.optimizer, RowOptimizer)
 
     def _not_finite(self) -> list[int]:
         """Return the places of members whose loss or weights are no longer finite."""
@@ -428,8 +435,6 @@ class Trainer:
     def _drop(self, bad: Sequence[int]) -> None:
         keep = [place for place in range(self.members.num_trained) if place not in bad]
         self.result.dropped += [self.members.member_ids[place] for place in bad]
-        if isinstance(self.step.optimizer, SeparateOptimizers):
-            raise DivergedError("Going on without a member needs sgd, adam or adamw; others keep all they have.")
         if self.settings.mesh is not None:  # those that are left are spread anew
             others = tuple(part for part in PARTS if part != "optimizer")
             self.settings.mesh.share(self.state.saved(without=others), self.members)
@@ -556,12 +561,12 @@ class Trainer:
         began_with = sorted([*facts["members"], *facts["dropped"]])
         if began_with != sorted(self.first_ids):
             raise CheckpointError(f"{where} is of {len(began_with)} members; this ensemble has {len(self.first_ids)}.")
+        check_same_run(facts, where, self.identity)
         if facts["dropped"]:
             self.result.dropped = facts["dropped"]
             keep = [self.first_ids.index(member) for member in facts["members"]]
             self.members.keep_members(keep)
             self.feed.keep_members(keep)
-        check_same_run(facts, where, self.identity)
         return tensors, facts
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -578,8 +583,6 @@ class Trainer:
                 f"The checkpoint in {self.settings.checkpoint_dir} is of another version of dissensus (by {stranger}). "
                 "Begin again in another folder, or go on with that version."
             )
-        if isinstance(self.step.optimizer, SeparateOptimizers):
-            self.step.optimizer.load(separate)
         self.good = {name: t.to(self.state.index.device) for name, t in good.items()} or None
         result = self.result
         result.history = History(facts["history"])
