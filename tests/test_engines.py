@@ -83,9 +83,12 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_why(caplog):
     assert run.engine == "eager"
     assert "cannot be traced" in caplog.text
     for settings, advice in (
-        ({"engine": "captured"}, "Use engine='eager'"),
-        ({"concurrent_members": 1}, "Leave `concurrent_members` out"),
-        ({"concurrent_members": 1, "engine": "captured"}, "Leave `concurrent_members` out and use engine='eager'"),
+        ({"engine": "captured"}, "To train, use engine='eager'"),
+        ({"concurrent_members": 1}, "To train, leave `concurrent_members` out"),
+        (
+            {"concurrent_members": 1, "engine": "captured"},
+            "To train, leave `concurrent_members` out and use engine='eager'",
+        ),
     ):
         with pytest.raises(ValueError, match=rf"cannot be traced: .*\. {advice}\.$"):
             ds.fit(ds.DeepEnsemble(Counter, 2), (x, y), epochs=2, **settings)

@@ -351,10 +351,9 @@ def choose_engine(name: str, train_step: TrainStep, state: TrainState, size: int
         reason = getattr(train_step.members, "execution_reason", None) or ""
         reason = reason if "draws random numbers" in reason else str(problem)
         if not free:
-            advice = "Leave `concurrent_members` out" if concurrent else "Use engine='eager'"
-            if concurrent and name not in ("auto", "eager"):
-                advice += " and use engine='eager'"
-            raise ValueError(f"The step cannot be traced: {reason}. {advice}.") from problem
+            recorded = name not in ("auto", "eager")
+            advice = ["leave `concurrent_members` out"] * concurrent + ["use engine='eager'"] * recorded
+            raise ValueError(f"The step cannot be traced: {reason}. To train, {' and '.join(advice)}.") from problem
         log.info("training runs eagerly: the step cannot be traced (%s)", reason)
         return None
     if name == "compiled" or (name == "auto" and compiling_pays(replay, steps)):

@@ -107,16 +107,11 @@ class _MemberOptimizer:
     """One member's parameters as leaves that share the blocks' memory, by registered name, and an optimizer of them."""
 
     def __init__(self, factory: Factory, members: Members, blocks: Sequence[Block], owner: int) -> None:
-        leaves: dict[str, nn.Parameter] = {}
-        for block in (block for block in blocks if owner in _owners(block)):
-            row = _owners(block).index(owner)
-            views = block.unpack(block.flat[row : row + 1])
-            leaves |= {name: nn.Parameter((v[0] if block.stacked else v).detach()) for name, v in views.items()}
+        leaves = _leaves(blocks, owner)
         # In the network's order, whatever blocks they lie in.
-        names = [name for _, names in members.parameter_rows() for name in names if name in leaves]
-        self.parameters = {name: leaves[name] for name in names}
+        self.parameters = {n: leaves[n] for _, names in members.parameter_rows() for n in names if n in leaves}
         prefix = members.prefix(owner)
-        self.optimizer = factory([(name.removeprefix(prefix), leaves[name]) for name in names])
+        self.optimizer = factory([(name.removeprefix(prefix), leaf) for name, leaf in self.parameters.items()])
         if not isinstance(self.optimizer, Optimizer):
             raise ValueError(f"`optimizer` must make a torch optimizer; it returned {type(self.optimizer).__name__}.")
         if isinstance(self.optimizer, torch.optim.LBFGS):
@@ -125,10 +120,7 @@ class _MemberOptimizer:
             )
         for group in self.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
-        self._made = [
-            {key: repr(value) for key, value in group.items() if key != "params" and not isinstance(value, Tensor)}
-            for group in self.optimizer.param_groups
-        ]
+        self._made = [_settings(group) for group in self.optimizer.param_groups]
 
     def step(self, scale: float) -> None:
         """Take one step with the gradients that the parameters have, at this share of the rates."""
@@ -148,8 +140,9 @@ class _MemberOptimizer:
                 form, tensor = self._as_tensor(key, value)
                 found[f"state.{places[id(parameter)]}.{form}.{key}"] = tensor
         for place, (group, made) in enumerate(zip(self.optimizer.param_groups, self._made, strict=True)):
+            now = _settings(group)
             for key, value in group.items():
-                if key != "params" and (isinstance(value, Tensor) or repr(value) != made.get(key)):
+                if key != "params" and (isinstance(value, Tensor) or now[key] != made.get(key)):
                     form, tensor = self._as_tensor(key, value)
                     found[f"group.{place}.{form}.{key}"] = tensor.clone()  # groups may hold the same tensor
         return found
@@ -182,6 +175,21 @@ class _MemberOptimizer:
         else:
             holder[key] = tensor.to("cpu" if form == "host" else parameters[0].device, copy=True)
         return True
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a group of parameters holds beside them and beside tensors, as texts."""
+    return {key: repr(value) for key, value in group.items() if key != "params" and not isinstance(value, Tensor)}
+
+
+def _leaves(blocks: Sequence[Block], owner: int) -> dict[str, nn.Parameter]:
+    """Return a member's parameters in all blocks, as leaves that share their memory."""
+    leaves: dict[str, nn.Parameter] = {}
+    for block in (block for block in blocks if owner in _owners(block)):
+        row = _owners(block).index(owner)
+        views = block.unpack(block.flat[row : row + 1])
+        leaves |= {name: nn.Parameter((v[0] if block.stacked else v).detach()) for name, v in views.items()}
+    return leaves
 
 
 class SeparateOptimizers:
@@ -241,14 +249,21 @@ def make_optimizer(
         if has_complex:
             raise ValueError(f"Complex parameters need a torch optimizer class, torch.optim.Adam; got {optimizer!r}.")
         return RowOptimizer(rule, blocks, rates, decays)
-    factory = _factory_of(optimizer, lr, weight_decay, options)
+    return _of_factory(_factory_of(optimizer, lr, weight_decay, options), members, blocks, has_complex)
+
+
+def _of_factory(
+    factory: Factory, members: Members, blocks: Sequence[Block], has_complex: bool
+) -> RowOptimizer | SeparateOptimizers:
+    """Return what a factory makes, row-wise where one rule is all of it."""
     # The rows of a block are alike: the groups of the first one's owner are those of all.
     firsts = dict.fromkeys(_owners(block)[0] for block in blocks)
     made = {owner: _MemberOptimizer(factory, members, blocks, owner) for owner in firsts}
     same, *others = [_row_rule(own.optimizer) for own in made.values()]
     if same is not None and all(other == same for other in others) and not has_complex:
         columns = [_columns(made[_owners(block)[0]], block) for block in blocks]
-        return RowOptimizer(same, blocks, [1.0] * count, [0.0] * count, columns)
+        ones = [1.0] * members.num_trained
+        return RowOptimizer(same, blocks, ones, [0.0] * len(ones), columns)
     for owner in (owner for block in blocks for owner in _owners(block)):
         made[owner] = made.get(owner) or _MemberOptimizer(factory, members, blocks, owner)
     return SeparateOptimizers(blocks, made)
