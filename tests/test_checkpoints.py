@@ -349,25 +349,32 @@ def test_resuming_a_finished_run_gives_its_weights(tmp_path):
     assert again.step == first.step
 
 
+class Fragile(nn.Module):
+    """The second of three diverges."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("blow", torch.tensor(float("inf") if Fragile.made % 3 == 1 else 0.0))
+        Fragile.made += 1
+
+    def forward(self, x):
+        return self.linear(x) + (self.blow if self.training else 0.0)
+
+
 def test_a_run_that_dropped_a_member_resumes_without_it(tmp_path):
-    class Fragile(nn.Module):
-        made = 0
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
-            self.register_buffer("blow", torch.tensor(float("inf") if Fragile.made % 3 == 1 else 0.0))
-            Fragile.made += 1
-
-        def forward(self, x):
-            return self.linear(x) + (self.blow if self.training else 0.0)
-
     settings = {"data": (x, y), **SETTINGS, "on_divergence": "drop"}
     whole = ds.DeepEnsemble(Fragile, 3)
     ds.fit(whole, **settings)
     ens, run = interrupted(tmp_path, Fragile, **settings)
     assert run.dropped == [1]
     assert torch.equal(ds.predict(ens, x), ds.predict(whole, x))
+    untouched = ds.DeepEnsemble(Fragile, 3)
+    with pytest.raises(CheckpointError, match=r"lr is 0\.02 there and 0\.5 here"):
+        ds.fit(untouched, checkpoint_dir=tmp_path, resume=True, **settings | {"lr": 0.5})
+    assert untouched.num_members == len(untouched.net.linear.weight) == 3
 
 
 def test_history_grows_on_disk(tmp_path):

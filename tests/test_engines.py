@@ -82,8 +82,16 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_why(caplog):
         run = ds.fit(ds.DeepEnsemble(Counter, 2), (x, y), epochs=400, batch_size=20)
     assert run.engine == "eager"
     assert "cannot be traced" in caplog.text
-    with pytest.raises(ValueError, match="cannot be traced"):
-        ds.fit(ds.DeepEnsemble(Counter, 2), (x, y), epochs=2, engine="captured")
+    for settings, advice in (
+        ({"engine": "captured"}, "To train, use engine='eager'"),
+        ({"concurrent_members": 1}, "To train, leave `concurrent_members` out"),
+        (
+            {"concurrent_members": 1, "engine": "captured"},
+            "To train, leave `concurrent_members` out and use engine='eager'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=rf"cannot be traced: .*\. {advice}\.$"):
+            ds.fit(ds.DeepEnsemble(Counter, 2), (x, y), epochs=2, **settings)
 
 
 def test_threads_can_record_at_the_same_time():

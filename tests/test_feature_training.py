@@ -73,6 +73,24 @@ class TestTraining:
         assert (ens.num_members, ens.member_ids) == (2, (0, 2))
         assert ens(x).shape == (2, 100, 3)
 
+    def test_a_run_that_breaks_off_leaves_the_whole_ensemble_with_the_heads_that_are_left(self):
+        ens = ensemble(3)
+        with torch.no_grad():
+            ens.heads.net[2].bias[1] = torch.nan
+        features = ds.cache_features(ens, (x, y))
+        calls = []
+
+        def augment(values, targets, noise):
+            calls.append(len(values))
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+            return values, targets
+
+        with pytest.raises(KeyboardInterrupt):
+            ds.fit(ens, features, epochs=3, batch_size=50, on_divergence="drop", device="cpu", augment=augment)
+        assert ens.heads.member_ids == ens.member_ids == (0, 2)
+        assert ens(x).shape == (2, 100, 3)
+
     def test_features_of_another_backbone_are_refused(self):
         features = ds.cache_features(nn.Linear(4, 6), (x, y))
         for use in (

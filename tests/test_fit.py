@@ -289,8 +289,19 @@ def test_weights_whose_sum_overflows_have_not_diverged():
 
 
 def test_a_diverging_member_stops_training_and_is_named():
-    with pytest.raises(ds.DivergedError, match=r"member 1 .*epoch 1"):
+    with pytest.raises(ds.DivergedError, match=r"member 1 .*epoch 1.* without such members with on_divergence='drop'"):
         ds.fit(ds.DeepEnsemble(explosive({1}), 3), (x, y), epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("broken", "settings"),
+    [({0, 1}, {"on_divergence": "drop"}), ({0, 1}, {}), ({1}, {"optimizer": torch.optim.RMSprop})],
+    ids=["asked for", "none left", "another optimizer"],
+)
+def test_dropping_is_advised_only_where_it_would_help(broken, settings):
+    with pytest.raises(ds.DivergedError, match="clip gradients with clip_norm") as problem:
+        ds.fit(ds.DeepEnsemble(explosive(broken), 2), (x, y), epochs=1, device="cpu", **settings)
+    assert "drop" not in str(problem.value)
 
 
 def test_a_diverging_member_can_be_dropped_and_the_others_go_on_as_if_alone():

@@ -12,6 +12,7 @@ from models_table import declare_torchvision
 from torch.utils.data import DataLoader, TensorDataset
 
 import dissensus as ds
+from dissensus.training.validation import Watch, validate
 
 PATH = Path(__file__).parents[1] / "examples" / "own_training.py"
 spec = importlib.util.spec_from_file_location("own_training", PATH)
@@ -358,6 +359,54 @@ def test_a_member_that_stopped_is_bit_for_bit_what_it_was():
         for step, held in seen.items():
             if step >= wanted[member] + 9:
                 assert all(torch.equal(t[member], then) for t, then in zip(held, tensors, strict=True))
+
+
+def wide(width):
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width), torch.nn.Tanh(), torch.nn.Linear(width, 2)
+    )
+
+
+def heads_of(widths):
+    made = iter(widths)
+    return ds.HeadEnsemble(torch.nn.Flatten(), lambda: wide(next(made)), len(widths))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ds.DeepEnsemble.from_members([wide(4), wide(32)]),
+        lambda: heads_of([4, 32]),
+        lambda: ds.Anchored([wide(4), wide(32)], problem()[0][:8], 2, seed=1),
+    ],
+    ids=["deep", "heads", "anchored"],
+)
+@pytest.mark.parametrize("patience", [None, 2])
+def test_networks_of_other_architectures_are_kept_with_their_own_buffers(make, patience):
+    x, y = problem(120)
+    held_out = (x[60:], y[60:])
+    torch.manual_seed(0)
+    ens, objective = make(), ds.objectives.Independent()
+    run = ds.fit(
+        ens, (x[:60], y[:60]), epochs=12, lr=0.3, batch_size=20, validation=held_out, per_member=True, optimizer="sgd",
+        schedule=lambda epoch, epochs: 1.0 if epoch < 8 else 30.0, patience=patience, device="cpu",
+    )  # fmt: skip
+    curves = torch.tensor(run.history["validation_loss"]).reshape(-1, 2)
+    assert min(run.best_steps.values()) > 3, "the first check should not be the best one for this to say anything"
+    assert patience is not None or max(run.best_steps.values()) < run.step, "nor the last"
+    now, _ = validate(ens, [(*held_out, None)], objective.likelihood)
+    torch.testing.assert_close(torch.tensor(now["validation_loss"]), curves.min(0).values)
+
+
+def test_a_first_value_that_is_no_number_is_not_the_best_for_ever():
+    nan = float("nan")
+    for name, values in (
+        ("ensemble_loss", [nan, nan, 3.0, 2.0, nan, 2.5]),
+        ("accuracy", [nan, nan, 0.1, 0.2, nan, 0.1]),
+    ):
+        watch = Watch(name)
+        assert [watch.see(value, step) for step, value in enumerate(values)] == [True, False, True, True, False, False]
+        assert (watch.best, watch.best_step, watch.stale) == (values[3], 3, 2)
 
 
 @pytest.mark.parametrize("engine", ["eager", "captured"])

@@ -402,6 +402,10 @@ class OnDeepEnsemble(Members):
         """Return the names of parameters inside with the networks that own them."""
         return [(rows, [f"{self.rows_in}.{name}" for name in names]) for rows, names in self._rows.parameter_rows()]
 
+    def prefix(self, place: int) -> str:
+        """Return what the registered names of a network's own tensors begin with."""
+        return f"{self.rows_in}.{self._rows.prefix(place)}"
+
     def keep_members(self, rows: Sequence[int] | Tensor) -> None:
         """Go on with these networks only, in place; the others are gone."""
         self._rows.keep_members(rows)

@@ -66,6 +66,7 @@ class Members(nn.Module, ABC):
         prefers_shared_batches: Whether members share batches unless batches of their own are asked for.
         separate: Whether a member can be updated without the others: clipped, dropped, given its own learning rate, left
             exactly as it was in a step that does not train it.
+        keeps_weights: Whether `after_epoch` makes members of the weights that training passes through.
         comparable: Whether every member gives outputs of its own in training, so that objectives can compare them.
         one_pass: Whether training may run one cheaper pass (`run_one_pass`) where the objective does not compare members.
         shared_buffers: Names of tensors that belong to no member and that no pass changes.
@@ -77,6 +78,7 @@ class Members(nn.Module, ABC):
     own_batches: ClassVar[bool] = True
     prefers_shared_batches: ClassVar[bool] = False
     separate: ClassVar[bool] = True
+    keeps_weights: ClassVar[bool] = False
     comparable: ClassVar[bool] = True
     _in_words: ClassVar[str] = (
         "an ensemble, such as a DeepEnsemble (networks become one by `ds.DeepEnsemble.from_members([net, ...])`)"
@@ -291,6 +293,10 @@ class Members(nn.Module, ABC):
         shared = self.shared_buffers
         names = [name for name, _ in self.named_parameters() if name not in shared]
         return [(list(range(self.num_trained)) if self.separate else None, names)]
+
+    def prefix(self, place: int) -> str:
+        """Return what the registered names of a member's own tensors begin with, before their names in its network."""
+        return f"nets.{place}." if self.separate and not self.stacked else "net."
 
     def rows_of(self, tensors: Tensors, rows: Tensor) -> dict[str, Tensor]:
         """Return copies of some members' rows of these tensors; what members share, or do not have as rows, as it is."""

@@ -26,6 +26,7 @@ class Trajectory(SharedMembers):
     """One network that trains, `net`, and members made of the weights it passes through, in the buffers of `kept`."""
 
     comparable: ClassVar[bool] = False
+    keeps_weights: ClassVar[bool] = True
 
     def __init__(
         self, make_net: Callable[[], nn.Module], num_members: int = 5, seed: int = 0, *, output: Output = None

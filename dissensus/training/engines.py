@@ -341,17 +341,19 @@ def choose_engine(name: str, train_step: TrainStep, state: TrainState, size: int
     free = name == "auto" and not concurrent
     if free and (steps < TRACE_STEPS or isinstance(train_step.optimizer, SeparateOptimizers)):
         return None
-    if concurrent:
-        _prepare_by_member(train_step, state, size)
     engine = Recorded(train_step)
     try:
+        if concurrent:
+            _prepare_by_member(train_step, state, size)
         replay = engine.prepare(state, size)
     except NotTraceableError as problem:
         # Members that draw random numbers follow their seeds one by one.
         reason = getattr(train_step.members, "execution_reason", None) or ""
         reason = reason if "draws random numbers" in reason else str(problem)
         if not free:
-            raise ValueError(f"The step cannot be traced: {reason}. Use engine='eager'.") from problem
+            recorded = name not in ("auto", "eager")
+            advice = ["leave `concurrent_members` out"] * concurrent + ["use engine='eager'"] * recorded
+            raise ValueError(f"The step cannot be traced: {reason}. To train, {' and '.join(advice)}.") from problem
         log.info("training runs eagerly: the step cannot be traced (%s)", reason)
         return None
     if name == "compiled" or (name == "auto" and compiling_pays(replay, steps)):

@@ -69,6 +69,8 @@ class _Feeding:
     def feed_of(self, data: Pairs) -> tuple[feeds.Feed, Example]:
         """Return where batches come from, and a few examples."""
         settings, device = self.settings, self.device
+        if not self.members.own_batches:
+            self.only_shared(f"{type(self.members).__name__} runs all members on one batch. Leave `batches` out.")
         if self.objective.batches == "shared":
             self.only_shared(
                 f"{type(self.objective).__name__} compares members, so they must share batches. Leave `batches` out."
@@ -314,7 +316,7 @@ def fit(
         epochs: How often the data is gone through.
         batch_size: Examples a step (128 by default); not together with a DataLoader, which has its own.
         optimizer: `"sgd"`, `"adam"`, `"adamw"`, a torch optimizer class, or a function that makes a torch optimizer from
-            one member's named parameters (parameter groups and all).
+            one member's named parameters, those that train, as its network names them (parameter groups and all).
         lr: Learning rate: one number, or one for each member.
         weight_decay: Likewise; the optimizer's own default if left out.
         optimizer_options: Further options, such as `{"momentum": 0.9, "nesterov": True}`.
@@ -326,10 +328,11 @@ def fit(
             size, also where examples, classes or positions count by weights, with the memory of one. But for BatchNorm, objectives that
             compare examples or leave some out, and those of your own that take weighted means other than by `step.mean`.
         ema: Decay of an exponential average of the weights over steps, such as 0.999. Validation, selection and the result are
-            then of the averaged weights; buffers (BatchNorm's statistics) are the last ones.
+            then of the averaged weights; buffers (BatchNorm's statistics) are the last ones. Not for members that are weights on
+            the way (snapshots, SWAG).
         precision: `"fp32"`, or `"bf16"` for autocast with float32 weights.
-        batches: `"own"`: each member goes through the data in its own order; `"shared"`: all see the same batch. The
-            objective's wish by default (members that train independently: own).
+        batches: `"own"`: each member goes through the data in its own order (not of kinds that run all members on one batch);
+            `"shared"`: all see the same batch. The objective's wish by default (members that train independently: own).
         last_batch: Keep or drop the smaller batch at an epoch's end.
         workers: Processes that load the items of a Dataset ahead of training (a DataLoader has its own); threads that gather
             batches of arrays that do not fit on the device.
@@ -360,7 +363,8 @@ def fit(
         checkpoint_dir: Folder for checkpoints and `history.csv`.
         checkpoint_every: Epochs between checkpoints.
         resume: Go on from the folder's last checkpoint, if it has one; ends in exactly the weights of an uninterrupted run.
-        on_divergence: When a member's loss is no longer finite: `"stop"` with an error, or `"drop"` that member and go on.
+        on_divergence: When a member's loss is no longer finite: `"stop"` with an error, or `"drop"` that member and go on
+            (with sgd, adam or adamw).
         progress: Show progress; by default on a terminal only.
         callback: Called with the run after every check.
 
@@ -401,9 +405,11 @@ def fit(
     watch = CollusionWatch.of(members, data, objective, outputs) if watch_collusion else None
     trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
     trainer.result.members = whole.train()
-    with _threads_of(members, few, (feed.batch_size or 128) // settings.accumulate):
-        run = trainer.run()
-    whole.catch_up()
+    try:
+        with _threads_of(members, few, (feed.batch_size or 128) // settings.accumulate):
+            run = trainer.run()
+    finally:
+        whole.catch_up()
     whole.after_training(data)
     return run
 

@@ -161,7 +161,7 @@ class Progress:
             self._write("\n")
 
     def note(self, text: str) -> None:
-        """Say something on a line of its own (only on a terminal)."""
+        """Say something on a line of its own."""
         self._write(f"\r\x1b[2K{text}\n" if self.terminal else f"{text}\n")
 
     def _write(self, text: str) -> None:

@@ -112,8 +112,8 @@ class Mesh:
         rows = self.rows(members.num_trained)
         found = {}
         for name, tensor in tensors.items():
-            if name.startswith("separate."):  # an optimizer's own state, by block and member
-                if rows.start <= int(name.split(".")[2]) < rows.stop:
+            if name.startswith("separate."):  # an optimizer's own state, by member
+                if rows.start <= int(name.split(".")[1]) < rows.stop:
                     found[name] = tensor
             elif _by_member(name.removeprefix("good."), tensor, members):
                 found[name] = tensor[rows]
@@ -174,7 +174,7 @@ def _by_member(name: str, tensor: Tensor, members: "Members") -> bool:
 
 
 def mesh_of(shape: tuple[int, int] | None) -> Mesh | None:
-    """Return the mesh that was asked for, or say why there is none; a mesh of one process is none."""
+    """Return the mesh that was asked for, None if there was none, or say why it cannot be."""
     if shape is None:
         return None
     if len(tuple(shape)) != 2 or any(not isinstance(n, int) or n < 1 for n in shape):

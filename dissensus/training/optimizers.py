@@ -94,88 +94,179 @@ Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
 Rates = float | Sequence[float]
 
 
-class SeparateOptimizers:
-    """Any torch optimizer, one for each member's own slices; for those whose update is not elementwise."""
+# Who a row belongs to where members share it.
+_ALL = -1
 
-    def __init__(self, factory: Factory, blocks: Sequence[Block]) -> None:
+
+def _owners(block: Block) -> Sequence[int]:
+    """Return whose each row of a block is: a member's place, or `_ALL`."""
+    return (_ALL,) if block.members is None else block.members
+
+
+class _MemberOptimizer:
+    """One member's parameters as leaves that share the blocks' memory, by registered name, and an optimizer of them."""
+
+    def __init__(self, factory: Factory, members: Members, blocks: Sequence[Block], owner: int) -> None:
+        leaves = _leaves(blocks, owner)
+        # In the network's order, whatever blocks they lie in.
+        self.parameters = {n: leaves[n] for _, names in members.parameter_rows() for n in names if n in leaves}
+        prefix = members.prefix(owner)
+        self.optimizer = factory([(name.removeprefix(prefix), leaf) for name, leaf in self.parameters.items()])
+        if not isinstance(self.optimizer, Optimizer):
+            raise ValueError(f"`optimizer` must make a torch optimizer; it returned {type(self.optimizer).__name__}.")
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "LBFGS calls the loss several times a step, which `fit` does not. Choose another optimizer."
+            )
+        for group in self.optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        self._made = [_settings(group) for group in self.optimizer.param_groups]
+
+    def step(self, scale: float) -> None:
+        """Take one step with the gradients that the parameters have, at this share of the rates."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * scale
+        self.optimizer.step()
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the optimizer keeps of each parameter, and what of its groups is not as it was made, as tensors by name."""
+        found, places = {}, {id(parameter): place for place, parameter in enumerate(self.parameters.values())}
+        for parameter, kept in self.optimizer.state.items():
+            if id(parameter) not in places:
+                raise self._not_kept(parameter, kept)
+            for key, value in kept.items():
+                form, tensor = self._as_tensor(key, value)
+                found[f"state.{places[id(parameter)]}.{form}.{key}"] = tensor
+        for place, (group, made) in enumerate(zip(self.optimizer.param_groups, self._made, strict=True)):
+            now = _settings(group)
+            for key, value in group.items():
+                if key != "params" and (isinstance(value, Tensor) or now[key] != made.get(key)):
+                    form, tensor = self._as_tensor(key, value)
+                    found[f"group.{place}.{form}.{key}"] = tensor.clone()  # groups may hold the same tensor
+        return found
+
+    def _as_tensor(self, key: str, value: Any) -> tuple[str, Tensor]:
+        """Return a value as a tensor that loses nothing, and what it was."""
+        if isinstance(value, Tensor):
+            return "host" if value.ndim == 0 and value.device.type == "cpu" else "tensor", value
+        if value is None:
+            return "none", torch.zeros(())
+        if isinstance(value, bool | int | float):
+            return "number", torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+        raise self._not_kept(key, value)
+
+    def _not_kept(self, key: Any, value: Any) -> ValueError:
+        return ValueError(
+            f"{type(self.optimizer).__name__} keeps {key!r} ({type(value).__name__}), and a checkpoint holds numbers and tensors of "
+            "parameters and of their groups. Train without `checkpoint_dir`, or choose another optimizer."
+        )
+
+    def take(self, name: str, tensor: Tensor) -> bool:
+        """Take back one of the tensors of `state`; return whether it is one."""
+        what, place, form, key = (name.split(".", 3) + [""] * 3)[:4]
+        if what not in ("state", "group"):
+            return False
+        parameters, optimizer = list(self.parameters.values()), self.optimizer
+        holder = optimizer.state[parameters[int(place)]] if what == "state" else optimizer.param_groups[int(place)]
+        if form in ("number", "none"):
+            holder[key] = tensor.item() if form == "number" else None
+        else:
+            holder[key] = tensor.to("cpu" if form == "host" else parameters[0].device, copy=True)
+        return True
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a group of parameters holds beside them and beside tensors, as texts."""
+    return {key: repr(value) for key, value in group.items() if key != "params" and not isinstance(value, Tensor)}
+
+
+def _leaves(blocks: Sequence[Block], owner: int) -> dict[str, nn.Parameter]:
+    """Return a member's parameters in all blocks, as leaves that share their memory."""
+    leaves: dict[str, nn.Parameter] = {}
+    for block in (block for block in blocks if owner in _owners(block)):
+        row = _owners(block).index(owner)
+        views = block.unpack(block.flat[row : row + 1])
+        leaves |= {name: nn.Parameter((v[0] if block.stacked else v).detach()) for name, v in views.items()}
+    return leaves
+
+
+class SeparateOptimizers:
+    """Any torch optimizer, one for each member's own parameters; for those whose update is not elementwise."""
+
+    def __init__(self, blocks: Sequence[Block], by_owner: Mapping[int, _MemberOptimizer]) -> None:
         self.blocks = blocks
         self.tensors: list[dict[str, Tensor]] = [{} for _ in blocks]
         self.columns: list[dict[str, Tensor]] = [{} for _ in blocks]
-        self._rows = [[_optimizer_of(factory, block, row) for row in range(len(block.flat))] for block in blocks]
+        self._by_owner = by_owner
+        self._scales: dict[int, float] = {}
 
     def state(self) -> dict[str, Tensor]:
-        """Return the optimizers' state as tensors by name."""
-        return {
-            f"{index}.{row}.{position}.{key}": torch.as_tensor(value)
-            for index, rows in enumerate(self._rows)
-            for row, (parameters, optimizer) in enumerate(rows)
-            for position, parameter in enumerate(parameters.values())
-            for key, value in optimizer.state.get(parameter, {}).items()
-        }
+        """Return the optimizers' state as tensors by name, which begins with the member."""
+        return {f"{owner}.{name}": t for owner, own in self._by_owner.items() for name, t in own.state().items()}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what `state` gave."""
-        for name, value in tensors.items():
-            index, row, position, key = name.split(".", 3)
-            parameters, optimizer = self._rows[int(index)][int(row)]
-            parameter = list(parameters.values())[int(position)]
-            home = torch.device("cpu") if value.ndim == 0 else parameter.device
-            optimizer.state[parameter][key] = value.to(home, copy=True)
+    def load(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """Take back what `state` gave; return what does not fit, None if all does."""
+        for name, tensor in tensors.items():
+            owner, _, rest = name.partition(".")
+            if int(owner) not in self._by_owner or not self._by_owner[int(owner)].take(rest, tensor):
+                return name
+        return None
 
     def update(self, state: TrainState, index: int, gradient: Tensor, factor: Tensor, rows: Tensor | None) -> None:
-        """Take one step on block `index`, member by member, straight on the block."""
-        block = self.blocks[index]
-        scale = float(factor)
+        """Hand members their gradients of block `index`; `step` changes it."""
+        block, scale = self.blocks[index], float(factor)
         for place, row in enumerate(range(len(block.flat)) if rows is None else rows.tolist()):
-            parameters, optimizer = self._rows[index][row]
-            pieces = block.unpack(gradient[place : place + 1])
-            for name, parameter in parameters.items():
-                parameter.grad = pieces[name].reshape(parameter.shape)
-            for group in optimizer.param_groups:
-                group["lr"] = group.setdefault("initial_lr", group["lr"]) * scale
-            optimizer.step()
+            owner = _owners(block)[row]
+            for name, piece in block.unpack(gradient[place : place + 1]).items():
+                parameter = self._by_owner[owner].parameters[name]
+                parameter.grad = piece.reshape(parameter.shape)
+            self._scales[owner] = scale
 
-
-def _optimizer_of(factory: Factory, block: Block, row: int) -> tuple[dict[str, nn.Parameter], Optimizer]:
-    """Return one row's parameters as leaves that share the block's memory, and an optimizer of them as the member names them."""
-    views = block.unpack(block.flat[row : row + 1])
-    parameters = {name: nn.Parameter((v[0] if block.stacked else v).detach()) for name, v in views.items()}
-    plain = []
-    for name, parameter in parameters.items():
-        head, _, rest = name.partition(".")
-        plain.append((rest.partition(".")[2] if head == "nets" else rest if head == "net" else name, parameter))
-    return parameters, factory(plain)
+    def step(self) -> None:
+        """Have each member that has gradients take its step, straight on the blocks."""
+        for owner, scale in self._scales.items():
+            self._by_owner[owner].step(scale)
+        self._scales.clear()
 
 
 def make_optimizer(
     optimizer: str | type[Optimizer] | Factory,
+    members: Members,
     blocks: Sequence[Block],
-    num_members: int,
     lr: Rates,
     weight_decay: Rates | None,
     options: Mapping[str, Any],
 ) -> RowOptimizer | SeparateOptimizers:
     """Make the optimizer that `fit` was asked for: row-wise where its update is elementwise, one a member otherwise."""
-    rates = per_member(lr, num_members, "lr", blocks)
+    count = members.num_trained
     has_complex = any(block.flat.is_complex() for block in blocks)
     if isinstance(optimizer, str):
         rule = _named_rule(optimizer, options)
-        decay = rule.default_decay if weight_decay is None else weight_decay
-        decays = per_member(decay, num_members, "weight_decay", blocks)
+        rates = per_member(lr, count, "lr", blocks)
+        decays = per_member(rule.default_decay if weight_decay is None else weight_decay, count, "weight_decay", blocks)
         if has_complex:
             raise ValueError(f"Complex parameters need a torch optimizer class, torch.optim.Adam; got {optimizer!r}.")
         return RowOptimizer(rule, blocks, rates, decays)
-    factory = _factory_of(optimizer, lr, weight_decay, options)
-    _, trial = _optimizer_of(factory, blocks[0], 0)
-    if not isinstance(trial, Optimizer):
-        raise ValueError(f"`optimizer` must make a torch optimizer; it returned {type(trial).__name__}.")
-    if isinstance(trial, torch.optim.LBFGS):
-        raise ValueError("LBFGS calls the loss several times a step, which `fit` does not. Choose another optimizer.")
-    same_rule = _row_rule(trial)
-    if same_rule is None or has_complex:
-        return SeparateOptimizers(factory, blocks)
-    columns = [_columns(factory, block) for block in blocks]
-    return RowOptimizer(same_rule, blocks, [1.0] * num_members, [0.0] * num_members, columns)
+    return _of_factory(_factory_of(optimizer, lr, weight_decay, options), members, blocks, has_complex)
+
+
+def _of_factory(
+    factory: Factory, members: Members, blocks: Sequence[Block], has_complex: bool
+) -> RowOptimizer | SeparateOptimizers:
+    """Return what a factory makes, row-wise where one rule is all of it."""
+    # The rows of a block are alike: the groups of the first one's owner are those of all.
+    firsts = dict.fromkeys(_owners(block)[0] for block in blocks)
+    made = {owner: _MemberOptimizer(factory, members, blocks, owner) for owner in firsts}
+    same, *others = [_row_rule(own.optimizer) for own in made.values()]
+    if same is not None and all(other == same for other in others) and not has_complex:
+        columns = [_columns(made[_owners(block)[0]], block) for block in blocks]
+        ones = [1.0] * members.num_trained
+        return RowOptimizer(same, blocks, ones, [0.0] * len(ones), columns)
+    for owner in (owner for block in blocks for owner in _owners(block)):
+        made[owner] = made.get(owner) or _MemberOptimizer(factory, members, blocks, owner)
+    return SeparateOptimizers(blocks, made)
 
 
 def _named_rule(name: str, options: Mapping[str, Any]) -> Rule:
@@ -194,8 +285,11 @@ def _factory_of(
 ) -> Factory:
     """Return the function that makes an optimizer of one member's named parameters."""
     if not isinstance(optimizer, type):
-        if options or weight_decay is not None:
-            raise ValueError("An optimizer factory sets its own options and decay; leave those of `fit` out.")
+        if options or weight_decay is not None or not isinstance(lr, int | float):
+            raise ValueError(
+                "An optimizer factory sets rates, decay and options itself; leave a list of `lr`, `weight_decay` and "
+                "`optimizer_options` out."
+            )
         return optimizer
     kind = optimizer
     if not isinstance(lr, int | float) or not isinstance(weight_decay, int | float | None):
@@ -213,18 +307,21 @@ def _row_rule(optimizer: Optimizer) -> Rule | None:
             return None
         if kind is Adam and group.get("decoupled_weight_decay"):
             kind = AdamW
-        rules.append(kind(**{f.name: group[f.name] for f in fields(kind)}))
+        try:
+            rules.append(kind(**{f.name: group[f.name] for f in fields(kind)}))
+        except ValueError:  # torch checks its defaults only, not what a group has instead
+            return None
     return rules[0] if all(rule == rules[0] for rule in rules) else None
 
 
-def _columns(factory: Factory, block: Block) -> dict[str, Tensor]:
-    """Return learning rate and decay of every column, from the groups that the factory makes of one member."""
-    row, optimizer = _optimizer_of(factory, block, 0)
-    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+def _columns(own: _MemberOptimizer, block: Block) -> dict[str, Tensor]:
+    """Return learning rate and decay of every column of a block, from the groups that the factory makes of one member."""
+    group_of = {id(p): group for group in own.optimizer.param_groups for p in group["params"]}
     found = {}
     for name, key in (("column_lr", "lr"), ("column_decay", "weight_decay")):
-        numbers = [float(group_of[id(p)][key]) if id(p) in group_of else 0.0 for p in row.values()]
-        columns = torch.tensor(numbers, dtype=torch.float64).repeat_interleave(torch.tensor(block.sizes))
+        groups = [group_of.get(id(own.parameters[parameter]), {key: 0.0}) for parameter in block.names]
+        numbers = torch.tensor([float(group[key]) for group in groups], dtype=torch.float64)
+        columns = numbers.repeat_interleave(torch.tensor(block.sizes))
         found[name] = F.pad(columns, (0, block.padding)).to(block.flat.device)[None]
     return found
 

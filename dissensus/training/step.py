@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from dissensus._signatures import real_number
 from dissensus.data.features import as_real
 from dissensus.data.sources import Triple
 from dissensus.data.trees import Tree, batch_of
@@ -262,6 +263,7 @@ class TrainStep:
         """Have the optimizer take its step on every block of parameters."""
         state, rows = begun.state, begun.rows
         factor, ema = state.factors.index_select(0, state.index.reshape(1)) * state.plateau, self.settings.ema
+        updated: list[tuple[int, Tensor | None]] = []
         for index, gradient in enumerate(self._clipped(gradients, rows)):
             block = self.blocks[index]
             block_rows = rows if block.stacked else None
@@ -273,7 +275,11 @@ class TrainStep:
                 count = len(block.flat) if block_rows is None else len(block_rows)
                 gradient = block.flat.new_zeros(()).expand(count, block.flat.shape[1])
             self.optimizer.update(state, index, gradient, factor, block_rows)
-            if ema is not None:
+            updated.append((index, block_rows))
+        if not isinstance(self.optimizer, RowOptimizer):
+            self.optimizer.step()
+        if ema is not None:
+            for index, block_rows in updated:
                 _average(state.averages[index], state.parameters[index], ema, block_rows)
 
     def _clipped(self, gradients: Gradients, rows: Tensor | None) -> Gradients:
@@ -482,6 +488,18 @@ class SGD(Rule):
 
     slots: ClassVar[tuple[str, ...]] = ("momentum",)
 
+    def __post_init__(self) -> None:
+        """Refuse settings that mean nothing."""
+        for name in ("momentum", "dampening"):
+            object.__setattr__(self, name, real_number(name, getattr(self, name)))
+        if not isinstance(self.nesterov, bool):
+            raise ValueError(f"`nesterov` must be True or False; got {self.nesterov!r}.")
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise ValueError(
+                f"`nesterov` needs a momentum above 0 and no dampening; got momentum={self.momentum:g} and dampening="
+                f"{self.dampening:g}. Set `momentum` in `optimizer_options` too, or leave `nesterov` out."
+            )
+
     def update(self, values: Tensor, slots: Slots, given: Given) -> None:
         """Take one step."""
         gradient = given.gradient
@@ -506,6 +524,14 @@ class Adam(Rule):
 
     slots: ClassVar[tuple[str, ...]] = ("first", "second")
     decoupled: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse settings that mean nothing."""
+        if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
+            raise ValueError(f"`betas` must be two numbers, such as (0.9, 0.999); got {self.betas!r}.")
+        betas = tuple(real_number(f"betas[{place}]", beta, below=1.0) for place, beta in enumerate(self.betas))
+        object.__setattr__(self, "betas", betas)
+        object.__setattr__(self, "eps", real_number("eps", self.eps))
 
     def update(self, values: Tensor, slots: Slots, given: Given) -> None:
         """Take one step."""

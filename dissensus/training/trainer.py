@@ -33,7 +33,7 @@ from dissensus.training.mesh import Mesh, MeshStep, check_mesh, training_on
 from dissensus.training.optimizers import Factory, SeparateOptimizers, check_attached, detach, make_optimizer, pack
 from dissensus.training.schedules import AnySchedule, Plateau, factor_table
 from dissensus.training.state import PARTS, TrainState
-from dissensus.training.step import Block, TrainStep
+from dissensus.training.step import Block, RowOptimizer, TrainStep
 from dissensus.training.validation import CollusionWatch, Validation, Watch, validate
 
 
@@ -199,6 +199,8 @@ class Trainer:
                 "on_divergence='drop' needs members that own their parameters and an objective that does not couple them; "
                 "otherwise one member's divergence is every member's. Use on_divergence='stop'.": drops and not apart,
                 "`clip_norm` clips members one by one, and these share their parameters.": clips and not separate,
+                f"`ema` averages the weights that training ends with, and {type(self.members).__name__} keeps members of those it "
+                "passes through. Leave it out.": settings.ema is not None and self.members.keeps_weights,
                 "per_member=True needs members that own their parameters, an objective that does not couple them and "
                 "on_divergence='stop'. Leave it out.": settings.per_member and (drops or not apart),
                 "Selecting, stopping early and reducing the rate on a plateau look at validation data; give "
@@ -240,15 +242,19 @@ class Trainer:
         settings, members = self.settings, self.members
         self.blocks = pack(members)
         lr, decay = self._left(settings.lr), self._left(settings.weight_decay)
-        optimizer = make_optimizer(
-            settings.optimizer, self.blocks, members.num_trained, lr, decay, settings.optimizer_options
-        )
+        optimizer = make_optimizer(settings.optimizer, members, self.blocks, lr, decay, settings.optimizer_options)
         factors = factor_table(settings.schedule, settings.epochs, self.feed.steps_per_epoch)
-        recorded = settings.engine not in ("auto", "eager") or settings.concurrent_members is not None
-        if recorded and isinstance(optimizer, SeparateOptimizers):
-            raise ValueError(f"engine={settings.engine!r} needs sgd, adam or adamw; others run with engine='eager'.")
-        if settings.per_member and isinstance(optimizer, SeparateOptimizers):
-            raise ValueError("per_member=True needs sgd, adam or adamw, whose members have rates of their own.")
+        if isinstance(optimizer, SeparateOptimizers):
+            concurrent, drops = settings.concurrent_members is not None, settings.on_divergence == "drop"
+            recorded = settings.engine not in ("auto", "eager")
+            refuse(
+                {
+                    "`concurrent_members` needs sgd, adam or adamw. Leave it out.": concurrent,
+                    f"engine={settings.engine!r} needs sgd, adam or adamw; others run with engine='eager'.": recorded,
+                    "per_member=True needs sgd, adam or adamw, whose members have rates of their own.": settings.per_member,
+                    "on_divergence='drop' needs sgd, adam or adamw. Use one of them, or on_divergence='stop'.": drops,
+                }
+            )
         kind = TrainStep if settings.mesh is None else MeshStep
         self.step = kind(members, self.objective, self.blocks, optimizer, self.feed, self.total_steps, settings)
         self.state = self.step.initial_state(factors, self.streams)
@@ -401,12 +407,19 @@ class Trainer:
         if self.settings.on_divergence == "stop" or len(bad) == self.members.num_trained:
             there = self.folder is not None and self.folder.exists("last")
             last = f"The last checkpoint in {self.settings.checkpoint_dir} is from before it."
+            drops = ", or go on without such members with on_divergence='drop'" if self._could_drop(bad) else ""
             raise DivergedError(
                 f"The loss of {names} was no longer finite in {when}. {last if there else 'There is no checkpoint before it.'} Lower the "
-                "learning rate, clip gradients with clip_norm, or go on without such members with on_divergence='drop'."
+                f"learning rate or clip gradients with clip_norm{drops}."
             )
         log.warning("dropped %s: its loss was no longer finite in %s", names, when)
         self._drop(bad)
+
+    def _could_drop(self, bad: Sequence[int]) -> bool:
+        """Whether the run would go on without these members if it had been asked to."""
+        apart = self.members.separate and not self.objective.couples and not self.settings.per_member
+        asked, left = self.settings.on_divergence == "drop", len(bad) < self.members.num_trained
+        return apart and left and not asked and isinstance(self.step.optimizer, RowOptimizer)
 
     def _not_finite(self) -> list[int]:
         """Return the places of members whose loss or weights are no longer finite."""
@@ -423,8 +436,6 @@ class Trainer:
     def _drop(self, bad: Sequence[int]) -> None:
         keep = [place for place in range(self.members.num_trained) if place not in bad]
         self.result.dropped += [self.members.member_ids[place] for place in bad]
-        if isinstance(self.step.optimizer, SeparateOptimizers):
-            raise DivergedError("Going on without a member needs sgd, adam or adamw; others keep all they have.")
         if self.settings.mesh is not None:  # those that are left are spread anew
             others = tuple(part for part in PARTS if part != "optimizer")
             self.settings.mesh.share(self.state.saved(without=others), self.members)
@@ -508,7 +519,7 @@ class Trainer:
                 rows = self.blocks[int(rest)].rows_of([place])
                 tensor[rows] = source[name][rows]
             elif not self.members.stacked:
-                if rest.startswith(f"nets.{place}."):
+                if rest.startswith(self.members.prefix(place)):
                     tensor.copy_(source[name])
             elif rest not in self.members.shared_buffers:
                 tensor[place] = source[name][place]
@@ -551,12 +562,12 @@ class Trainer:
         began_with = sorted([*facts["members"], *facts["dropped"]])
         if began_with != sorted(self.first_ids):
             raise CheckpointError(f"{where} is of {len(began_with)} members; this ensemble has {len(self.first_ids)}.")
+        check_same_run(facts, where, self.identity)
         if facts["dropped"]:
             self.result.dropped = facts["dropped"]
             keep = [self.first_ids.index(member) for member in facts["members"]]
             self.members.keep_members(keep)
             self.feed.keep_members(keep)
-        check_same_run(facts, where, self.identity)
         return tensors, facts
 
     def _restore(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -565,13 +576,14 @@ class Trainer:
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(("separate.", "good."))}
         for name, tensor in under("sums.", tensors).items():
             self.step.make_sum(self.state, name, tensor.shape)
-        if (stranger := self.state.load(own)) is not None:
+        stranger = self.state.load(own)
+        if isinstance(self.step.optimizer, SeparateOptimizers):
+            stranger = stranger or self.step.optimizer.load(separate)
+        if stranger is not None:
             raise CheckpointError(
                 f"The checkpoint in {self.settings.checkpoint_dir} is of another version of dissensus (by {stranger}). "
                 "Begin again in another folder, or go on with that version."
             )
-        if isinstance(self.step.optimizer, SeparateOptimizers):
-            self.step.optimizer.load(separate)
         self.good = {name: t.to(self.state.index.device) for name, t in good.items()} or None
         result = self.result
         result.history = History(facts["history"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import torch
@@ -189,6 +190,8 @@ class Watch:
         """Take a new value; return whether it is the best so far."""
         rises = self.name.endswith("accuracy")  # losses fall
         better = self.best is None or (value > self.best if rises else value < self.best)
+        # Nothing compares with a first value that is no number.
+        better = better or (isnan(self.best or 0.0) and not isnan(value))
         if better:
             self.best, self.best_step, self.stale = value, step, 0
         else:
