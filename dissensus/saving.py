@@ -167,19 +167,10 @@ def load(
     """
     folder = Path(folder)
     config = _config(folder)
-    kind = make_again({"name": config["kind"]}, allow)
-    constructor = config["classmethod"]
-    if not (isinstance(kind, type) and issubclass(kind, Members)) or constructor not in (None, "from_members"):
-        raise ValueError(f"{folder / CONFIG} is of no kind of ensemble: {config['kind']}, made by {constructor}.")
-    arguments = dict(config["arguments"])
-    if strange := [name for name in others if name not in arguments or name in _NETWORKS]:
-        raise ValueError(
-            f"`{strange[0]}` was not given when this ensemble was made, so it cannot be given again; networks are given as make_member= "
-            f"and make_head=, and of the rest there are {', '.join(name for name in arguments if name not in _NETWORKS) or 'none'}."
-        )
+    maker, arguments = _maker(config, folder, allow), dict(config["arguments"])
+    _check_others(others, arguments)
     networks = {name: make_member for name in _NETWORKS if name != "make_head"}
     given = {"make_head": make_head, "output": output, **networks, **others}
-    maker = kind if constructor is None else kind.from_members
     with seeded(0):
         made = {name: _argument(name, description, given.get(name), allow) for name, description in arguments.items()}
         members: Members = maker(**made)
@@ -191,6 +182,24 @@ def load(
     members.train(config["training"])
     members.decide_as(config["decisions"])
     return members.to(device)
+
+
+def _maker(config: Mapping[str, Any], folder: Path, allow: Collection[str]) -> Callable[..., Members]:
+    """Return the constructor of an ensemble."""
+    kind, constructor = make_again({"name": config["kind"]}, allow), config["classmethod"]
+    if not (isinstance(kind, type) and issubclass(kind, Members)) or constructor not in (None, "from_members"):
+        raise ValueError(f"{folder / CONFIG} is of no kind of ensemble: {config['kind']}, made by {constructor}.")
+    return kind if constructor is None else getattr(kind, constructor)
+
+
+def _check_others(others: Collection[str], arguments: Collection[str]) -> None:
+    """Refuse arguments that an ensemble was not made with, or that are given by another name."""
+    own = [name for name in arguments if name not in _NETWORKS]
+    if strange := [name for name in others if name not in own]:
+        raise ValueError(
+            f"`{strange[0]}` was not given when this ensemble was made, so it cannot be given again; networks are given as make_member= "
+            f"and make_head=, and of the rest there are {', '.join(own) or 'none'}."
+        )
 
 
 def _argument(name: str, description: Any, given: Any, allow: Collection[str]) -> Any:

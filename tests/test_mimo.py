@@ -88,6 +88,7 @@ MIXING = {
     "log_softmax": lambda z: torch.nn.functional.log_softmax(z, -1),
     "one answer": lambda z: z[:, 0],
     "transpose": lambda z: z.transpose(0, 1),
+    "T": lambda z: z.T.T,
     "sum": lambda z: z.sum(-1),
     "flatten": lambda z: z.flatten(1),
     "input again": None,

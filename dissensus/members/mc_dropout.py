@@ -22,26 +22,24 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SampledDropout(KeyedDropout):
-    """A dropout layer that also drops in evaluation, by one key for each of equally many rows that the ensemble sets before a pass."""
+    """A dropout layer that also drops in evaluation, by keys that the ensemble sets before a pass, `(keys, rows of each)`."""
 
     sample_keys: Tensor | None = None
-    # Rows of the pass, of which equally many belong to each key.
-    sample_rows: int = 1
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop values of `x`: anew for every row in training, by `sample_keys` in evaluation."""
-        keys = self.sample_keys
-        if self.training or keys is None or self.p == 0.0:
+        if self.training or self.sample_keys is None or self.sample_keys.numel() == 0 or self.p == 0.0:
             return super().forward(x)
-        if len(x) % max(self.sample_rows, 1):
+        keys, rows = self.sample_keys[:, 0], self.sample_keys.numel()
+        if len(x) % rows:
             raise ValueError(
-                f"Dropout wants the batch, {self.sample_rows} rows, on the first axis of its input; got a tensor shaped {tuple(x.shape)}. "
+                f"Dropout wants the batch, {rows} rows, on the first axis of its input; got a tensor shaped {tuple(x.shape)}. "
                 "Put the batch first (batch_first=True in torch's layers), or make a DeepEnsemble."
             )
         shape = (x.shape[1], *(1 for _ in x.shape[2:])) if self.by_feature else x.shape[1:]
         keep = uniform(fold(keys, self.calls), *shape) >= self.p
         self.calls += 1
-        return self.drop(x, keep.repeat_interleave(len(x) // max(len(keys), 1), 0))
+        return self.drop(x, keep.repeat_interleave(len(x) // len(keys), 0))
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "sample_keys"}
@@ -137,12 +135,12 @@ class DropoutMember(nn.Module):
 
 def set_keys(net: nn.Module, members: Tensor, x: Any, masks: Masks, own: bool = False) -> None:
     """Give dropout layers keys of their own: one a member, or one a row (member after member) that depends on the row's input."""
-    rows = len(members) * x.shape[int(own)]
+    rows = x.shape[int(own)]
     if masks == "input":
         inputs = _input_keys(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if own else _input_keys(x)
-        members = fold(members[:, None], inputs).flatten()
+        members, rows = fold(members[:, None], inputs).flatten(), 1
     for index, layer in enumerate(_layers(net)):
-        layer.sample_keys, layer.sample_rows, layer.calls = fold(members, index), rows, 0
+        layer.sample_keys, layer.calls = fold(members, index)[:, None].expand(-1, rows), 0
 
 
 def _layers(net: nn.Module) -> Iterator[SampledDropout]:

@@ -56,7 +56,7 @@ class Trajectory(SharedMembers):
         given = tensors_of(self.net) if tensors is None else tensors
         first = _first_names(self.net)
         for name, rows in tensors_of(self.kept).items():
-            own = first.get(name.removeprefix("net."))
+            own = first.get(name.removeprefix("net."), "")
             if own in given and name != "member_keys":
                 rows[member].copy_(given[own])
 
