@@ -163,7 +163,7 @@ def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
 
 
 # Functions and methods of one tensor that change no place of a value along the axis of answers, or only tell shapes.
-_ONE_BY_ONE = set("add sub mul truediv div neg pow exp log abs clamp float double half to squeeze size".split())
+_ONE_BY_ONE = "add sub mul truediv div neg pow exp log abs clamp float double half to squeeze size"
 
 
 def _check_answers_stay_apart(part: Traced, last: fx.Node, after: set[fx.Node]) -> None:
@@ -185,7 +185,11 @@ def _keeps_apart(part: Traced, node: fx.Node, spatial: bool) -> bool:
         return not channel_parameters(module)
     shape = function_name(node) == "getattr" and node.args[1] == "shape"
     part_of_shape = function_name(node) == "getitem" and function_name(node.all_input_nodes[0]) in ("size", "getattr")
-    return shape or part_of_shape or (function_name(node).rstrip("_") in _ONE_BY_ONE and len(node.all_input_nodes) == 1)
+    return (
+        shape
+        or part_of_shape
+        or (function_name(node).rstrip("_") in _ONE_BY_ONE.split() and len(node.all_input_nodes) == 1)
+    )
 
 
 def _only(part: Traced, layers: set[fx.Node], what: str) -> fx.Node:
