@@ -185,7 +185,7 @@ class Encoder(nn.Module):
         return self.out(self.encoder(x.transpose(0, 1 - self.axis)).mean(self.axis))
 
 
-TOKENS = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
+SEQUENCES = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
 
 
 def test_members_inside_torchs_encoder_layers_are_those_of_the_ensemble():
@@ -193,13 +193,13 @@ def test_members_inside_torchs_encoder_layers_are_those_of_the_ensemble():
         ens = randomised(ds.LoRAEnsemble(Encoder().eval(), 3, rank=2, layers="*linear*")).eval()
     with torch.no_grad():
         for member in range(3):
-            torch.testing.assert_close(ens.member(member)(TOKENS), ens(TOKENS)[member], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ens.member(member)(SEQUENCES), ens(SEQUENCES)[member], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{"layers": "*linear1"}, {"layers": (), "own": "*linear1"}])
 def test_a_batch_on_the_second_axis_is_refused_where_there_are_several_members(settings):
     ens = ds.LoRAEnsemble(Encoder(batch_first=False).eval(), 3, **settings)
     with pytest.raises(ValueError, match=r"the batch, 12 rows, on the first axis .*\(5, 12, 8\).*batch_first=True"):
-        ens(TOKENS)
+        ens(SEQUENCES)
     # Of a single member every row is the same one's.
-    assert ens.member(0)(TOKENS).shape == (4, 3)
+    assert ens.member(0)(SEQUENCES).shape == (4, 3)
