@@ -203,3 +203,17 @@ def test_a_batch_on_the_second_axis_is_refused_where_there_are_several_members(s
         ens(SEQUENCES)
     # Of a single member every row is the same one's.
     assert ens.member(0)(SEQUENCES).shape == (4, 3)
+
+
+@pytest.mark.slow
+def test_networks_may_ask_a_corrected_layer_for_its_dtype():
+    transformers = pytest.importorskip("transformers")
+    with seeded(0):
+        config = transformers.T5Config(vocab_size=40, d_model=16, d_ff=32, d_kv=8, num_layers=1, num_heads=2)
+        ens = ds.LoRAEnsemble(transformers.T5EncoderModel(config).eval(), 2, 2, output="last_hidden_state")
+    randomised(ens).eval()
+    with torch.no_grad():
+        outputs = ens(input_ids=TOKENS["input_ids"])
+        for member in range(2):
+            alone = ens.member(member)(input_ids=TOKENS["input_ids"]).last_hidden_state
+            torch.testing.assert_close(alone, outputs[member], rtol=1e-4, atol=1e-4)
