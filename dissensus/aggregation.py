@@ -15,7 +15,7 @@ from dissensus.data.sources import Pairs, device_of, pair_batches
 from dissensus.data.trees import Output, call, pick
 from dissensus.members import HeadEnsemble, Members
 from dissensus.members.members import evaluation_mode
-from dissensus.members.stacking import average, check_one_architecture
+from dissensus.members.stacking import check_one_architecture
 from dissensus.randomness import seeded
 from dissensus.types import Float, Labels, MemberLogits
 
@@ -150,15 +150,13 @@ def greedy_soup(members: Members, data: Pairs, *, batch_size: int = 1024) -> Gre
     check_one_architecture(nets)
     accuracies = [_accuracy(net, data, batch_size, members.output) for net in nets]
     order = sorted(range(len(nets)), key=lambda index: -accuracies[index])
-    candidate = reader.member(order[0])
     taken, best = [order[0]], accuracies[order[0]]
     for index in order[1:]:
-        candidate.load_state_dict(average([nets[i].state_dict() for i in (*taken, index)]))
-        accuracy = _accuracy(candidate, data, batch_size, members.output)
+        accuracy = _accuracy(reader.averaged([nets[i] for i in (*taken, index)]), data, batch_size, members.output)
         if accuracy >= best:
             taken, best = [*taken, index], accuracy
-    candidate.load_state_dict(average([nets[index].state_dict() for index in taken]))
-    net = members.on_backbone(candidate) if isinstance(members, HeadEnsemble) and reader is not members else candidate
+    soup = reader.averaged([nets[index] for index in taken])
+    net = members.on_backbone(soup) if isinstance(members, HeadEnsemble) and reader is not members else soup
     return GreedySoup(net, tuple(taken), best)
 
 
@@ -167,7 +165,13 @@ def _accuracy(net: nn.Module, data: Pairs, batch_size: int, output: Output = Non
     read = explained(partial(call, net), net)
     with evaluation_mode(net), seeded(0):
         for x, y in pair_batches(data, batch_size):
-            hits += int((pick(read(x.to(device)), output).argmax(-1) == y.to(device)).sum())
+            outputs, labels = pick(read(x.to(device)), output), y.to(device)
+            if outputs.ndim != 2:
+                raise ValueError(
+                    f"A greedy soup is chosen by class logits, (batch, classes); got {tuple(outputs.shape)}."
+                )
+            check_labels(labels, len(outputs), outputs.shape[-1])
+            hits += int((outputs.argmax(-1) == labels).sum())
             count += len(x)
     if count == 0:
         raise ValueError("There is nothing to choose by: `data` gives no batch.")

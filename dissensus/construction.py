@@ -1,7 +1,7 @@
 """How networks and ensembles were made, as JSON: the arguments of their constructors, and code by its name.
 
-A description never holds code. Names of torch.nn and of this package are made again as they are; those of other packages only where
-they are allowed by name; what has no name (a lambda, a network that was handed over) must be given again.
+A description never holds code. Layers of torch.nn, reference networks and kinds of ensembles are made again as they are; all else only
+where it is allowed by name; what has no name (a lambda, a network that was handed over) must be given again.
 """
 
 import inspect
@@ -10,14 +10,16 @@ from functools import partial, wraps
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 P = ParamSpec("P")
 Made = TypeVar("Made")
 _ATOMS = (bool, int, float, str, type(None))
-# Packages whose names stand for nothing but layers, networks and ensembles.
-_KNOWN = ("torch.nn.", "dissensus.")
+# Modules whose functions make networks or compute, and packages whose classes are layers and ensembles.
+_KNOWN_FUNCTIONS = ("dissensus.architectures", "torch.nn.functional")
+_KNOWN_LAYERS = ("torch.nn.modules.", "dissensus.members.")
 
 
 class UnknownNetwork(ValueError):
@@ -54,9 +56,10 @@ def _described_partial(value: partial[Any]) -> dict[str, Any]:
 
 _DESCRIPTIONS: Mapping[Any, Callable[[Any], Any]] = {
     _ATOMS: lambda value: value,
-    (tuple, list): lambda value: [describe(each) for each in value],
+    (tuple, list, nn.ModuleList): lambda value: [describe(each) for each in value],
     Mapping: lambda value: {str(key): describe(each) for key, each in value.items()},
     Tensor: lambda value: {"zeros": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")},
+    np.ndarray: lambda value: {"array": list(value.shape), "dtype": str(value.dtype)},
     partial: _described_partial,
     nn.Module: lambda value: getattr(value, "construction", None) or {"unknown": f"a {type(value).__name__}"},
 }
@@ -71,7 +74,7 @@ def _name_of(value: Any) -> str | None:
 
 
 def make_again(description: Any, allow: Collection[str]) -> Any:
-    """Return what a description says; names outside torch.nn and this package must be in `allow`."""
+    """Return what a description says; names that are no layer's, ensemble's or reference network's must be in `allow`."""
     if isinstance(description, list):
         return [make_again(each, allow) for each in description]
     if not isinstance(description, dict):
@@ -80,6 +83,8 @@ def make_again(description: Any, allow: Collection[str]) -> Any:
         raise UnknownNetwork(str(description["unknown"]))
     if "zeros" in description:
         return torch.zeros(description["zeros"], dtype=getattr(torch, str(description["dtype"])))
+    if "array" in description:
+        return np.zeros(description["array"], dtype=description["dtype"])
     if "name" in description:
         return _imported(description["name"], allow)
     if "partial" in description:
@@ -90,13 +95,35 @@ def make_again(description: Any, allow: Collection[str]) -> Any:
 
 
 def _imported(name: Any, allow: Collection[str]) -> Any:
-    module, _, attributes = str(name).partition(":")
-    if not f"{module}.".startswith(_KNOWN) and name not in allow:
+    """Return what is called so in its own module: what was imported into a module from elsewhere is not known by that one's name."""
+    name = str(name)
+    module, _, attributes = name.partition(":")
+    may_be_known = module in _KNOWN_FUNCTIONS or module.startswith(_KNOWN_LAYERS)
+    if name not in allow and not may_be_known:
+        raise _not_allowed(name)
+    try:
+        found: Any = import_module(module)
+        for attribute in attributes.split("."):
+            found = getattr(found, attribute)
+    except (ImportError, AttributeError) as problem:
         raise ValueError(
-            f"This ensemble was made with {name}, code of another package, which is not run unless you allow it: pass "
-            f"allow=[{str(name)!r}], or make_member=."
-        )
-    found: Any = import_module(module)
-    for attribute in attributes.split("."):
-        found = getattr(found, attribute)
+            f"This ensemble was made with {name}, which is not there: {problem}. Make it importable, or give the function that makes "
+            "the network as make_member=."
+        ) from problem
+    if _name_of(found) != name or not (name in allow or _is_known(module, found)):
+        raise _not_allowed(name)
     return found
+
+
+def _is_known(module: str, found: Any) -> bool:
+    """Whether something of a module that may be known is a layer, an ensemble or a public function that makes a network or computes."""
+    if module.startswith(_KNOWN_LAYERS):
+        return isinstance(found, type) and issubclass(found, nn.Module)
+    return inspect.isfunction(found) and not found.__name__.startswith("_")
+
+
+def _not_allowed(name: str) -> ValueError:
+    return ValueError(
+        f"This ensemble was made with {name}, which is no layer of torch.nn and nothing of dissensus that makes networks, and is not run "
+        f"unless you allow it: pass allow=[{name!r}] if you trust the folder, or make_member=."
+    )

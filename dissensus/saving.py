@@ -2,8 +2,9 @@
 
 import hashlib
 import json
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from torch import Tensor, nn
 from dissensus._files import replace_file
 from dissensus._signatures import checked
 from dissensus.construction import UnknownNetwork, make_again
-from dissensus.members import Members
+from dissensus.data.fingerprints import attributes_of
+from dissensus.members import DeepEnsemble, Members
 from dissensus.randomness import seeded
 
 FORMAT = 1
 TENSORS, CONFIG = "model.safetensors", "config.json"
+# Packages whose layers keep nothing in attributes that passes change.
+_LAYERS = ("torch.nn.", "dissensus.")
 # What constructors call the networks that they are given, and where those that a function made keep how that went.
 _NETWORKS = {
     "make_member": ("net", "nets.0"),
@@ -62,6 +66,7 @@ def save(members: Members, folder: str | Path) -> None:
         "format": FORMAT,
         "kind": f"{type(members).__module__}:{type(members).__qualname__}",
         "arguments": _arguments(members),
+        "structure": _structure(members),
         "classmethod": members.made_by[0],
         "members": list(members.member_ids),
         "training": members.training,
@@ -86,15 +91,64 @@ def _arguments(members: Members) -> dict[str, Any]:
     return found
 
 
+def _structure(members: Members) -> dict[str, dict[str, str]]:
+    """Return the class of every module by name, and of layers of torch and of this package the settings they keep as attributes.
+
+    Ensembles are not among them, which their arguments describe, nor what layers count of their calls.
+    """
+    found = _structure_of(members)
+    for name, part in members.named_modules():
+        # Members stored as one may still be programs of their own each: those go by their number.
+        if isinstance(part, DeepEnsemble) and part.stacked and part.why_different is not None:
+            for index, shell in enumerate(part._shells):
+                found |= {f"{name}[{index}].{own}": told for own, told in _structure_of(shell.net).items()}
+    return found
+
+
+def _structure_of(net: nn.Module) -> dict[str, dict[str, str]]:
+    modules = {name: module for name, module in net.named_modules() if not isinstance(module, Members)}
+    found = {name: {"class": type(module).__name__} for name, module in modules.items()}
+    for path, text in attributes_of(net).items():
+        name, _, key = path.rpartition(".")
+        if name in modules and type(modules[name]).__module__.startswith(_LAYERS) and key != "calls" and key[0] != "_":
+            found[name][key] = text
+    return found
+
+
+def _told(structure: Mapping[str, Mapping[str, str]], name: str) -> Mapping[str, str] | None:
+    """Return what a structure tells of a module; of one of a member's own, where all members are alike, what it tells of them."""
+    return structure.get(name) or structure.get(re.sub(r"\.?\[\d+\]\.", ".net.", name).strip("."))
+
+
+def _check_structure(members: Members, folder: Path, wanted: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse an ensemble whose layers are others than those that were saved; of settings, those that both have are compared."""
+    made = _structure(members)
+    for name in dict.fromkeys((*wanted, *made)):
+        was, now = _told(wanted, name), _told(made, name)
+        if was is None or now is None:
+            why = f"{name!r} was {'no layer' if was is None else was['class']} and is {'none' if now is None else now['class']}"
+        else:
+            key = next((key for key in was if key in now and was[key] != now[key]), None)
+            if key is None:
+                continue
+            what = "" if key == "class" else f"{key} of "
+            why = f"{what}{name!r} was {was[key]} and is {now[key]}"
+        raise ValueError(
+            f"The networks that were made are not those of {folder}: {why}. What was changed in a network after it was made is not in "
+            "the folder: give a function that makes it as it was, ds.load(folder, make_member=...)."
+        )
+
+
 @checked
 def load(
     folder: str | Path,
-    make_member: Callable[[], nn.Module] | None = None,
+    make_member: Callable[[], nn.Module] | Sequence[Callable[[], nn.Module]] | None = None,
     *,
     make_head: Callable[[], nn.Module] | None = None,
     allow: Collection[str] = (),
     output: Any = None,
     device: str | torch.device = "cpu",
+    **others: Any,
 ) -> Members:
     """Read an ensemble that `save` wrote. No code of the folder is run, and nothing is downloaded.
 
@@ -106,45 +160,69 @@ def load(
         allow: Names of functions and classes, `"package.module:name"`, that the folder may name and that are imported and called.
         output: What is scored, where it was chosen by a function that has no name.
         device: Where to put it.
+        **others: Other arguments of the ensemble that had no name, by theirs: `features=` of a HeadEnsemble, `layers=` of Masksembles.
 
     Returns:
         The ensemble, with the weights, members and mode that it had.
     """
     folder = Path(folder)
     config = _config(folder)
-    own = [config["kind"]] if config["kind"].startswith("dissensus.members.") else []
-    kind = make_again({"name": config["kind"]}, [*allow, *own])
-    arguments = dict(config["arguments"])
-    given = {"make_head": make_head, "output": output} | {
-        name: make_member for name in _NETWORKS if name != "make_head"
-    }
-    maker = kind if config["classmethod"] is None else getattr(kind, config["classmethod"])
+    maker, arguments = _maker(config, folder, allow), dict(config["arguments"])
+    _check_others(others, arguments)
+    networks = {name: make_member for name in _NETWORKS if name != "make_head"}
+    given = {"make_head": make_head, "output": output, **networks, **others}
     with seeded(0):
         made = {name: _argument(name, description, given.get(name), allow) for name, description in arguments.items()}
         members: Members = maker(**made)
     if list(members.member_ids) != config["members"]:
         members.keep_members([list(members.member_ids).index(member) for member in config["members"]])
+    if "structure" in config:
+        _check_structure(members, folder, config["structure"])
     _load_tensors(members, folder, config)
     members.train(config["training"])
     members.decide_as(config["decisions"])
     return members.to(device)
 
 
+def _maker(config: Mapping[str, Any], folder: Path, allow: Collection[str]) -> Callable[..., Members]:
+    """Return the constructor of an ensemble."""
+    kind, constructor = make_again({"name": config["kind"]}, allow), config["classmethod"]
+    if not (isinstance(kind, type) and issubclass(kind, Members)) or constructor not in (None, "from_members"):
+        raise ValueError(f"{folder / CONFIG} is of no kind of ensemble: {config['kind']}, made by {constructor}.")
+    return kind if constructor is None else getattr(kind, constructor)
+
+
+def _check_others(others: Collection[str], arguments: Collection[str]) -> None:
+    """Refuse arguments that an ensemble was not made with, or that are given by another name."""
+    own = [name for name in arguments if name not in _NETWORKS]
+    if strange := [name for name in others if name not in own]:
+        raise ValueError(
+            f"`{strange[0]}` was not given when this ensemble was made, so it cannot be given again; networks are given as make_member= "
+            f"and make_head=, and of the rest there are {', '.join(own) or 'none'}."
+        )
+
+
 def _argument(name: str, description: Any, given: Any, allow: Collection[str]) -> Any:
     """Return one argument of the constructor, from what was given where that is needed."""
     if given is not None:
-        if name == "nets":
-            makers = given if isinstance(given, list | tuple) else [given] * len(description)
-            return [make() for make in makers]
-        hands_over = name in ("net", "backbone") and not description.get("factory")
-        return given() if hands_over else given
+        return _networks(description, given) if name in ("net", "nets", "backbone") else given
     try:
         return make_again(description, allow)
     except UnknownNetwork as problem:
-        wanted = name if name in ("make_head", "output") else "make_member"
+        wanted = "make_member" if name in _NETWORKS and name != "make_head" else name
         raise ValueError(
             f"`{name}` of this ensemble was {problem}, which a file cannot hold. Give it again: ds.load(folder, {wanted}=...)."
         ) from None
+
+
+def _networks(description: Any, given: Any) -> Any:
+    """Return what stood in the place of networks: one, a list of them, or the function that made them."""
+    if isinstance(given, list | tuple):
+        return [make() for make in given]
+    if isinstance(description, list):
+        return [given() for _ in description]
+    is_function = description.get("factory") or "name" in description or "partial" in description
+    return given if is_function else given()
 
 
 def _config(folder: Path) -> dict[str, Any]:

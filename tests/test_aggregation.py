@@ -101,6 +101,20 @@ def test_a_greedy_soup_leaves_out_members_that_would_spoil_it():
     assert soup.accuracy == 1.0
 
 
+def test_labels_of_another_shape_and_outputs_of_another_kind_choose_no_soup():
+    ens, labels = ds.DeepEnsemble(lambda: nn.Linear(4, 3), 2), torch.arange(6) % 3
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    for wrong, words in (
+        (labels[:, None], r"shaped \(6,\); got \(6, 1\)"),
+        (labels + 1, r"0\.\.2; got 3"),
+        (labels.float(), "integers"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ds.greedy_soup(ens, (inputs, wrong))
+    with pytest.raises(ValueError, match=r"\(batch, classes\); got \(6, 5, 3\)"):
+        ds.greedy_soup(ens, (torch.zeros(6, 5, 4), labels))
+
+
 def test_members_of_different_architectures_make_no_soup():
     with pytest.raises(ValueError, match="one architecture"):
         ds.greedy_soup(ds.DeepEnsemble.from_members([net(), nn.Linear(4, 3)]), (x, y))

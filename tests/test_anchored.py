@@ -395,6 +395,34 @@ def test_a_guard_sees_the_members_that_train_as_they_are_in_evaluation():
     torch.testing.assert_close(picked(x), ens(x)[[3, 4, 5, 9, 10, 11]])
 
 
+class Named(nn.Module):
+    """Returns a dictionary, as networks of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x))
+        return {"hidden": hidden, "scores": self.last(hidden)}
+
+
+def test_what_is_scored_of_several_outputs_is_picked_as_in_other_kinds():
+    ens = ds.Anchored(lambda: Named(), x[:6], 2, num_nets=2, output="scores").eval()
+    assert ens(x).shape == (4, 40, 3)
+    for index, member in enumerate(ens):
+        torch.testing.assert_close(ens(x)[index], member.eval()(x)["scores"])
+    everything = ds.predict(ens, x, outputs="all")
+    assert {name: tuple(part.shape) for name, part in everything.items()} == {
+        "hidden": (4, 40, 8),
+        "scores": (4, 40, 3),
+    }
+    ds.fit(ens, (x, y), epochs=1, batch_size=20)
+    assert ds.greedy_soup(ds.DeepEnsemble.from_members(list(ens), output="scores"), (x, y)).accuracy <= 1
+    with pytest.raises(ValueError, match="Choose with `output=` one of 'hidden', 'scores'"):
+        ds.Anchored(lambda: Named(), x[:6], 2)
+
+
 def test_references_are_drawn_from_inputs_each_once_before_any_comes_again():
     ens = ds.Anchored(net, torch.zeros(50, 4), 2)
     ens.draw_references(x)

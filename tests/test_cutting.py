@@ -116,6 +116,28 @@ def test_what_cannot_be_cut_is_said(make, at, options, match):
         ds.cut(make(), at, **options)
 
 
+class MakesTensors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(self.first(x) * torch.arange(5.0)) + torch.tensor([1.0, 2.0, 3.0])
+
+
+def test_tensors_that_forward_makes_are_on_the_side_that_uses_them():
+    model, inputs = MakesTensors(), torch.randn(6, 4)
+    backbone, make_head = ds.cut(model, "last", fresh=False, example=inputs)
+    assert torch.equal(make_head()(backbone(inputs)), model(inputs))
+    (before,), (behind,) = backbone.buffers(), make_head().buffers()
+    assert (before.tolist(), behind.tolist()) == ([0.0, 1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0])
+    assert not dict(model.named_buffers())
+    # A part of a network can be cut once more, and runs as heads.
+    again = nn.Sequential(backbone, make_head())
+    assert torch.equal(whole(ds.cut(again, "1", fresh=False))(inputs), model(inputs))
+    assert ds.HeadEnsemble(*ds.cut(model, "last"), num_members=2)(inputs).shape == (2, 6, 3)
+
+
 def test_a_token_needs_tokens():
     backbone, _ = ds.cut(Resnet(), "avgpool", token=1)
     with pytest.raises(ValueError, match="picks one of"):

@@ -122,3 +122,98 @@ def test_a_member_is_what_peft_makes_of_its_matrices():
             theirs.lora_B["default"].weight.data.copy_(adapter.b[member])
         with torch.no_grad():
             torch.testing.assert_close(ds.predict(ens, TOKENS)[member], model(**TOKENS).logits)
+
+
+def randomised(ens):
+    with torch.no_grad():
+        for parameter in ens.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+                )
+    return ens
+
+
+def corrected(ens, member, index):
+    layer = ens.net[index]
+    return layer.base.weight + layer.scale * layer.b[member] @ layer.a[member]
+
+
+def by_hand(ens, members):
+    """The network with the mean of these members' weights, layer by layer."""
+    plain = net().eval()
+    with torch.no_grad():
+        plain[0].weight.copy_(torch.stack([corrected(ens, member, 0) for member in members]).mean(0))
+        plain[3].weight.copy_(ens.net[3].weight[members].mean(0))
+        plain[3].bias.copy_(ens.net[3].bias[members].mean(0))
+    return plain
+
+
+def test_a_soup_has_the_mean_of_the_members_weights():
+    ens = randomised(ds.LoRAEnsemble(net(), 3, rank=2, layers="0", own="3"))
+    soup = ens.soup()
+    assert (soup[0].a.shape, soup[0].b.shape) == ((1, 6, 4), (1, 16, 6))
+    torch.testing.assert_close(soup(x), by_hand(ens, [0, 1, 2])(x), rtol=1e-4, atol=1e-4)
+    assert ens.net[0].a.shape == (3, 2, 4)
+
+
+def test_a_greedy_soup_has_the_mean_of_the_weights_it_took():
+    ens = randomised(ds.LoRAEnsemble(net(), 4, rank=2, layers="0", own="3"))
+    labels = by_hand(ens, [1, 2])(x).argmax(-1)
+    found = ds.greedy_soup(ens, (x, labels))
+    plain = by_hand(ens, list(found.members))
+    torch.testing.assert_close(found.net(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert found.accuracy == pytest.approx(float((plain(x).argmax(-1) == labels).float().mean()))
+
+
+def test_a_corrected_layer_shows_a_single_members_weight_and_of_several_the_dtype():
+    ens = randomised(ds.LoRAEnsemble(net(), 2, rank=2))
+    torch.testing.assert_close(ens.member(1)[0].weight, corrected(ens, 1, 0))
+    assert ens.member(1)[0].bias is not None
+    weight = ens.net[0].weight
+    assert (weight.dtype, weight.shape, weight.is_meta) == (torch.float32, (16, 4), True)
+
+
+class Encoder(nn.Module):
+    def __init__(self, batch_first=True):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first, dropout=0.1)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.out, self.axis = nn.Linear(8, 3), 1 if batch_first else 0
+
+    def forward(self, x):
+        return self.out(self.encoder(x.transpose(0, 1 - self.axis)).mean(self.axis))
+
+
+SEQUENCES = torch.randn(4, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_members_inside_torchs_encoder_layers_are_those_of_the_ensemble():
+    with seeded(0):
+        ens = randomised(ds.LoRAEnsemble(Encoder().eval(), 3, rank=2, layers="*linear*")).eval()
+    with torch.no_grad():
+        for member in range(3):
+            torch.testing.assert_close(ens.member(member)(SEQUENCES), ens(SEQUENCES)[member], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"layers": "*linear1"}, {"layers": (), "own": "*linear1"}])
+def test_a_batch_on_the_second_axis_is_refused_where_there_are_several_members(settings):
+    ens = ds.LoRAEnsemble(Encoder(batch_first=False).eval(), 3, **settings)
+    with pytest.raises(ValueError, match=r"the batch, 12 rows, on the first axis .*\(5, 12, 8\).*batch_first=True"):
+        ens(SEQUENCES)
+    # Of a single member every row is the same one's.
+    assert ens.member(0)(SEQUENCES).shape == (4, 3)
+
+
+@pytest.mark.slow
+def test_networks_may_ask_a_corrected_layer_for_its_dtype():
+    transformers = pytest.importorskip("transformers")
+    with seeded(0):
+        config = transformers.T5Config(vocab_size=40, d_model=16, d_ff=32, d_kv=8, num_layers=1, num_heads=2)
+        ens = ds.LoRAEnsemble(transformers.T5EncoderModel(config).eval(), 2, 2, output="last_hidden_state")
+    randomised(ens).eval()
+    with torch.no_grad():
+        outputs = ens(input_ids=TOKENS["input_ids"])
+        for member in range(2):
+            alone = ens.member(member)(input_ids=TOKENS["input_ids"]).last_hidden_state
+            torch.testing.assert_close(alone, outputs[member], rtol=1e-4, atol=1e-4)

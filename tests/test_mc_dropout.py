@@ -180,3 +180,33 @@ def test_the_soup_is_the_network_with_plain_dropout():
 def test_bad_input_gets_one_clear_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+class OwnDropout(nn.Dropout):
+    def forward(self, x):
+        return super().forward(x) + 0.0
+
+
+@pytest.mark.parametrize("p", [None, 0.3])
+def test_a_dropout_class_of_ones_own_is_refused_by_name(p):
+    with pytest.raises(ValueError, match=r"class .*OwnDropout.*nn\.Dropout"):
+        ds.MCDropout(nn.Sequential(nn.Linear(4, 8), OwnDropout(0.5), nn.Dropout(0.2), nn.Linear(8, 3)), 3, p=p)
+
+
+class SecondAxis(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.3), nn.Linear(16, 3))
+
+    def forward(self, x):
+        return self.inner(x.transpose(0, 1)).mean(0)
+
+
+@pytest.mark.parametrize("masks", ["member", "input"])
+def test_a_batch_on_the_second_axis_is_refused(masks):
+    ens = ds.MCDropout(SecondAxis(), 3, masks=masks).eval()
+    # As many tokens as there are members, which keys alone would fit.
+    with pytest.raises(ValueError, match=r"the batch, 12 rows, on the first axis .*\(3, 12, 16\)"):
+        ens(torch.zeros(4, 3, 5))
+    with pytest.raises(ValueError, match=r"the batch, 4 rows, on the first axis"):
+        ens.member(0)(torch.zeros(4, 3, 5))

@@ -1,6 +1,7 @@
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -329,6 +330,28 @@ def test_members_of_one_kind_given_as_nets_are_copied():
 def test_bad_input_gets_one_clear_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_members_are_picked_by_number_from_either_end():
+    ens, inputs = ds.DeepEnsemble(mlp, 3).eval(), torch.randn(5, 4)
+    assert torch.equal(ens.pick([-1, 0])(inputs), ens(inputs)[[2, 0]])
+    assert torch.equal(ens.pick([2, 1]).pick([-1])(inputs), ens(inputs)[[1]])
+    for rows, count in (([3], 2), ([0, -4], 2)):
+        with pytest.raises(ValueError, match=f"`rows` must name members from 0 to {count}"):
+            ens.pick(rows)
+    with pytest.raises(ValueError, match="from 0 to 1; got 2"):
+        ens.pick([2, 1]).pick([2])
+    # In the cheaper pass of training, which gives one output, members can be picked all the same.
+    shared = ds.MCDropout(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)), 3)
+    assert shared.pick([-1])(inputs).shape == (1, 5, 3)
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((2, 4)), [[0.0] * 4], (np.zeros(2), torch.zeros(2))])
+def test_an_ensemble_is_called_with_tensors(wrong):
+    ens = ds.DeepEnsemble(mlp, 3)
+    for call in (ens, ens.each):
+        with pytest.raises(ValueError, match=r"called with tensors; got ndarray|called with tensors; got list"):
+            call(wrong)
 
 
 def test_the_same_net_twice_is_refused():

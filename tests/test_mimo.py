@@ -72,3 +72,70 @@ class TwoEnds(nn.Module):
 def test_what_cannot_be_widened_is_told_in_one_sentence(make, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         ds.MIMO(make, 2, **options)
+
+
+class Behind(nn.Module):
+    def __init__(self, last, then):
+        super().__init__()
+        self.last, self.then = last, then
+
+    def forward(self, x):
+        return self.then(self.last(x))
+
+
+MIXING = {
+    "softmax": lambda z: z.softmax(-1),
+    "log_softmax": lambda z: torch.nn.functional.log_softmax(z, -1),
+    "one answer": lambda z: z[:, 0],
+    "transpose": lambda z: z.transpose(0, 1),
+    "T": lambda z: z.T.T,
+    "sum": lambda z: z.sum(-1),
+    "flatten": lambda z: z.flatten(1),
+    "input again": None,
+}
+
+
+@pytest.mark.parametrize("then", MIXING)
+def test_what_would_see_all_answers_as_one_is_refused(then):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.last(x) + x if MIXING[then] is None else MIXING[then](self.last(x))
+
+    with pytest.raises(ValueError, match=r"Behind its last layer, 'last', the network has .*answers of all members"):
+        ds.MIMO(Net, 2)
+
+
+@pytest.mark.parametrize("layer", [nn.Softmax(-1), nn.LayerNorm(3), nn.BatchNorm1d(3), nn.PReLU(3)])
+def test_layers_that_would_see_all_answers_as_one_are_refused(layer):
+    with pytest.raises(ValueError, match=f"'then' \\({type(layer).__name__}\\)"):
+        ds.MIMO(lambda: Behind(nn.Linear(4, 3), layer), 2)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [torch.relu, lambda z: z / 3.0 + 1.0, lambda z: torch.nn.functional.softplus(z), lambda z: -z.float().squeeze(-1)],
+)
+def test_what_treats_each_answer_on_its_own_may_follow(then):
+    ens = ds.MIMO(lambda: Behind(nn.Linear(4, 3), then), 2).eval()
+    every = then(torch.cat([x, x], 1) @ ens.net.last.weight.T + ens.net.last.bias)
+    torch.testing.assert_close(ens(x), every.unflatten(1, (2, 3)).transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda z: z.mean((2, 3)),
+        lambda z: z.view(z.size(0), -1),
+        lambda z: z.view(z.shape[0], -1),
+        lambda z: z.flatten(1),
+    ],
+)
+def test_maps_may_become_vectors_behind_the_last_layer(then):
+    images = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    ens = ds.MIMO(lambda: Behind(nn.Conv2d(3, 5, 3), then), 2).eval()
+    maps = nn.functional.conv2d(torch.cat([images, images], 1), ens.net.last.weight, ens.net.last.bias)
+    torch.testing.assert_close(ens(images), torch.stack([then(part) for part in maps.chunk(2, 1)]))

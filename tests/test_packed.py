@@ -129,3 +129,18 @@ def test_tokens_are_packed():
     ens, ids = ds.PackedEnsemble(Words, 4).eval(), torch.arange(12).reshape(3, 4) % 11
     for index in range(4):
         torch.testing.assert_close(ens.member(index)(ids), ens(ids)[index])
+
+
+class SecondAxis(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x.transpose(0, 1))).mean(0))
+
+
+def test_a_batch_on_the_second_axis_is_refused():
+    # Six tokens fit two members, which alone would not tell.
+    with pytest.raises(ValueError, match=r"the batch, 8 rows, on the first axis .*\(6, 8, 8\)"):
+        ds.PackedEnsemble(SecondAxis, 2)(torch.zeros(4, 6, 8))

@@ -3,6 +3,7 @@
 import json
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from test_trees import Two
@@ -41,6 +42,12 @@ KNOWN = {
     "heads": lambda: ds.HeadEnsemble(mlp(4, [8], 5), (5, 3), 3),
     "heads of functions": lambda: ds.HeadEnsemble(mlp(4, [8], 5), lambda: mlp(5, [4], 3), 3),
     "anchored": lambda: ds.Anchored(mlp(4, [8], 3), X.clone(), 3),
+    "anchored by an array": lambda: ds.Anchored(mlp(4, [8], 3), X.double().numpy(), 3),
+    "anchored ensemble": lambda: ds.Anchored(ds.DeepEnsemble(lambda: mlp(4, [8], 3), 2), X.clone(), 2),
+    "low rank": lambda: ds.LoRAEnsemble(mlp(4, [8], 3), 3, rank=2, own="2"),
+    "mimo": lambda: ds.MIMO(lambda: mlp(4, [8], 3), 2),
+    "swag": lambda: ds.SWAG(lambda: mlp(4, [8], 3), 2),
+    "masks by type": lambda: ds.Masksembles(mlp(4, [16], 3), 3, layers=nn.ReLU),
     "anchored networks": lambda: ds.Anchored(lambda: mlp(4, [8], 3), X.clone(), 2, num_nets=2),
 }
 
@@ -100,6 +107,183 @@ def test_code_of_other_packages_is_not_run_unless_allowed(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="made with os:system"):
         ds.load(tmp_path)
+
+
+def rewritten(folder, change):
+    """Let `change` loose on the configuration in a folder."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+COMMAND = "dissensus._files:os.system"
+
+
+@pytest.mark.parametrize(
+    "change",
+    {
+        "call": lambda c, run: c["arguments"].update(make_member={"call": COMMAND, "arguments": run}),
+        "name": lambda c, run: c["arguments"].update(make_member={"name": COMMAND}),
+        "partial": lambda c, run: c["arguments"].update(make_member={"partial": {"name": COMMAND}, "arguments": run}),
+        "inside an argument": lambda c, run: c["arguments"]["make_member"]["arguments"].update(
+            hidden=[{"call": COMMAND, "arguments": run}]
+        ),
+        "kind": lambda c, run: c.update(kind=COMMAND, arguments=run),
+        "kind that is allowed as a layer": lambda c, run: c.update(kind="torch.nn.modules.linear:Linear"),
+        "kind that is a function": lambda c, run: c.update(kind="dissensus.architectures:mlp"),
+        "constructor": lambda c, run: c.update(classmethod="register_forward_hook"),
+        "function of this package": lambda c, run: c["arguments"].update(
+            make_member={"call": "dissensus._files:replace_file", "arguments": {"path": run["command"][6:], "data": ""}}
+        ),
+        "another package inside a known module": lambda c, run: c["arguments"].update(
+            make_member={"name": "torch.nn.modules.module:torch.hub.load"}
+        ),
+        "imported into a known module": lambda c, run: c["arguments"].update(
+            make_member={"partial": {"name": "dissensus.architectures:partial"}, "arguments": {}}
+        ),
+        "method of a layer": lambda c, run: c["arguments"].update(
+            make_member={"name": "torch.nn.modules.linear:Linear.forward"}
+        ),
+        "private function": lambda c, run: c["arguments"].update(
+            make_member={"name": "dissensus.architectures:_conv3x3"}
+        ),
+        "nothing there": lambda c, run: c["arguments"].update(make_member={"name": "dissensus.architectures:no_such"}),
+    }.values(),
+)
+def test_no_name_in_a_folder_runs_what_is_no_network(change, tmp_path):
+    folder, trace = tmp_path / "folder", tmp_path / "trace"
+    ds.save(ds.DeepEnsemble(lambda: mlp(4, [8], 3), 2), folder)
+    rewritten(folder, lambda config: change(config, {"command": f"touch {trace}"}))
+    with pytest.raises(ValueError, match=r"allow=|no kind of ensemble|is not there"):
+        ds.load(folder)
+    assert not trace.exists()
+
+
+def test_what_is_allowed_by_name_must_have_that_name_itself(tmp_path):
+    ds.save(ds.DeepEnsemble(importable, 2), tmp_path)
+    alias = f"{importable.__module__}:json.loads"
+    rewritten(tmp_path, lambda config: config["arguments"].update(make_member={"name": alias}))
+    with pytest.raises(ValueError, match="made with"):
+        ds.load(tmp_path, allow=[alias])
+
+
+class OwnKind(ds.DeepEnsemble):
+    """A kind of a user's own."""
+
+
+def test_a_kind_of_ones_own_is_made_where_it_is_allowed(tmp_path):
+    ens = OwnKind(lambda: mlp(4, [8], 3), 2)
+    ds.save(ens, tmp_path)
+    with pytest.raises(ValueError, match="allow="):
+        ds.load(tmp_path)
+    again = ds.load(tmp_path, allow=[f"{OwnKind.__module__}:OwnKind"])
+    assert type(again) is OwnKind
+    assert torch.equal(ds.predict(again, X), ds.predict(ens, X))
+
+
+def changed():
+    net = mlp(4, [8], 3, norm=True)
+    net[2] = nn.Tanh()
+    return net
+
+
+def with_other_eps():
+    net = mlp(4, [8], 3, norm=True)
+    net[1].eps = 0.5
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "factory", "words"),
+    [
+        (lambda: ds.DeepEnsemble(lambda: changed(), 2), changed, "'net.2' was Tanh and is ReLU"),
+        (lambda: ds.DeepEnsemble(lambda: with_other_eps(), 2), with_other_eps, "eps of 'net.1' was 0.5 and is 1e-05"),
+        (
+            lambda: ds.DeepEnsemble.from_members([mlp(4, [8], 3, norm=True), changed()]),
+            [lambda: mlp(4, [8], 3, norm=True), changed],
+            r"'\[1\].2' was Tanh and is ReLU",
+        ),
+        (lambda: ds.BatchEnsemble(lambda: changed(), 2), changed, "was Tanh and is ReLU"),
+        (lambda: ds.HeadEnsemble(changed(), (3, 3), 2), changed, "'backbone.2' was Tanh"),
+        (lambda: ds.Anchored(lambda: changed(), X.clone(), 2), changed, "'inner.net.2' was Tanh"),
+    ],
+)
+def test_a_network_that_was_changed_after_it_was_made_is_not_made_as_it_was(make, factory, words, tmp_path):
+    ens = make().eval()
+    ds.save(ens, tmp_path)
+    with pytest.raises(ValueError, match=f"{words}.*make_member="):
+        ds.load(tmp_path)
+    assert torch.equal(ds.load(tmp_path, factory)(X), ens(X))
+
+
+def test_a_member_that_differs_from_those_that_were_saved_is_refused(tmp_path):
+    ens = ds.DeepEnsemble.from_members([mlp(4, [8], 3, norm=True), mlp(4, [8], 3, norm=True)])
+    ds.save(ens, tmp_path)
+    with pytest.raises(ValueError, match=r"'\[1\]\.2' was ReLU and is Tanh"):
+        ds.load(tmp_path, [lambda: mlp(4, [8], 3, norm=True), changed])
+
+
+def test_a_folder_of_before_has_no_structure_and_is_read(tmp_path):
+    ens = ds.DeepEnsemble(lambda: mlp(4, [8], 3), 2)
+    ds.save(ens, tmp_path)
+    rewritten(tmp_path, lambda config: config.pop("structure"))
+    assert torch.equal(ds.load(tmp_path)(X), ens(X))
+
+
+class Own(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, width), nn.Linear(width, 3)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (lambda: ds.Anchored([Own(), Own()], X.clone(), 2), {"make_member": Own}),
+        (lambda: ds.Anchored([Own(), Own(9)], X.clone(), 2), {"make_member": [Own, lambda: Own(9)]}),
+        (lambda: ds.Anchored(ds.DeepEnsemble(lambda: Own(), 2), X.clone(), 2), {"make_member": Own}),
+        (lambda: ds.Anchored(lambda: Own(), X.clone(), 2, num_nets=2), {"make_member": Own}),
+        (lambda: ds.DeepEnsemble.from_members([Own(), Own(9)]), {"make_member": [Own, lambda: Own(9)]}),
+        (
+            lambda: ds.HeadEnsemble(mlp(4, [8], 5), (5, 3), 2, features=lambda z: z.relu()),
+            {"features": lambda z: z.relu()},
+        ),
+        (
+            lambda: ds.Masksembles(mlp(4, [16], 3), 3, layers=lambda name, module: isinstance(module, nn.ReLU)),
+            {"layers": lambda name, module: isinstance(module, nn.ReLU)},
+        ),
+    ],
+)
+def test_what_has_no_name_is_given_again_by_the_argument_that_the_sentence_names(make, given, tmp_path):
+    ens = make().eval()
+    ds.save(ens, tmp_path)
+    (name,) = given
+    with pytest.raises(ValueError, match=rf"which a file cannot hold. Give it again: ds.load\(folder, {name}="):
+        ds.load(tmp_path)
+    assert torch.equal(ds.load(tmp_path, **given)(X), ens(X))
+
+
+def test_a_factory_that_a_file_can_name_is_replaced_by_one_that_is_given(tmp_path):
+    ens = ds.Anchored(importable, X.clone(), 2, num_nets=2).eval()
+    ds.save(ens, tmp_path)
+    assert torch.equal(ds.load(tmp_path, importable)(X), ens(X))
+
+
+def test_arguments_that_were_never_given_are_not_given_again(tmp_path):
+    ds.save(ds.DeepEnsemble(lambda: mlp(4, [8], 3), 2), tmp_path)
+    with pytest.raises(ValueError, match=r"`features` was not given .* there are num_members"):
+        ds.load(tmp_path, features=0)
+
+
+def test_references_of_an_array_are_kept_as_they_are_read(tmp_path):
+    references = np.random.default_rng(0).normal(size=(6, 4))
+    ens = ds.Anchored(mlp(4, [8], 3), references, 3).eval()
+    ds.save(ens, tmp_path)
+    torch.testing.assert_close(ds.load(tmp_path).references, torch.as_tensor(references).float())
 
 
 def test_other_networks_and_damaged_files_are_refused_in_a_sentence(tmp_path):

@@ -1,5 +1,6 @@
 """Networks that kinds with shared weights must not get wrong in silence."""
 
+import copy
 import logging
 
 import pytest
@@ -119,3 +120,27 @@ def test_a_checkpoint_of_other_settings_is_refused(first, second, tmp_path):
 def test_what_is_wrong_is_said(settings, words):
     with pytest.raises(ValueError, match=words):
         ds.Masksembles(plain_net(), **{"num_members": 4, **settings})
+
+
+KINDS = {
+    "batch_ensemble": lambda: ds.BatchEnsemble(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), 3),
+    "masksembles": lambda: ds.Masksembles(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), 3),
+    "mc_dropout": lambda: ds.MCDropout(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 3)), 3),
+    "by input": lambda: ds.MCDropout(
+        nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 3)), 3, masks="input"
+    ),
+    "low rank": lambda: ds.LoRAEnsemble(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), 3, own="2"),
+    "packed": lambda: ds.PackedEnsemble(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), 3),
+    "mimo": lambda: ds.MIMO(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), 3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_without_inputs_has_outputs_without_rows(kind):
+    ens = KINDS[kind]()
+    untouched, view = copy.deepcopy(ens).eval(), ens.view()
+    assert view(x[:0]).shape == (view.num_members, 0, 3)
+    ens.eval()
+    assert ens(x[:0]).shape == (3, 0, 3)
+    # Nothing was settled by it.
+    assert torch.equal(ens(x), untouched(x))

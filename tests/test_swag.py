@@ -80,3 +80,27 @@ def test_networks_that_convolve_are_collected_and_drawn():
     ds.fit(ens, (images, torch.arange(40) % 3), epochs=2, batch_size=30)
     assert int(ens.collected) == 2
     assert ds.predict(ens, images).isfinite().all()
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+@pytest.mark.parametrize("kind", [ds.SnapshotEnsemble, ds.SWAG])
+def test_tied_weights_are_kept_in_all_their_places_after_a_change_of_precision(kind):
+    ens = kind(Tied, 2).double().eval()
+    inputs = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ens(inputs)  # settles that members run as one program
+    with torch.no_grad():
+        ens.net.first.weight.add_(1.0)
+    ens.after_epoch(1, 2)
+    assert torch.equal(ens.kept.net.second.weight, ens.kept.net.first.weight)
+    for index in range(2):
+        torch.testing.assert_close(ens(inputs)[index], ens.net(inputs))
+        torch.testing.assert_close(ens.member(index)(inputs), ens.net(inputs))

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from dissensus._signatures import checked, whole_number
 from dissensus.data.sources import Array, device_of
-from dissensus.data.trees import Output, Tree, as_tensor
+from dissensus.data.trees import Output, Tree, as_tensor, join_rows, pick
 from dissensus.members.deep_ensemble import DeepEnsemble, OnDeepEnsemble
 from dissensus.members.members import Keys, Members, View, under
 from dissensus.members.shared import fastest_layout
@@ -42,10 +42,9 @@ class AnchoredNet(nn.Module):
         self.net, self.axis = net, -reference.ndim if axis is None else axis
         self.register_buffer("reference", reference.detach().clone())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Run the network on `[reference, x - reference]`."""
-        output: Tensor = self.net(paired(self.reference, x, self.axis))
-        return output
+        return self.net(paired(self.reference, x, self.axis))
 
 
 def anchor_temperature(logits: MemberLogits, form: TemperatureForm = "exponential") -> Scores:
@@ -102,7 +101,8 @@ def _give(last: dict[str, Tensor], net: nn.Module, args: Any, output: Any) -> Te
     if taken is None or given is None or given.shape != getattr(output, "shape", None):
         why = "no nn.Linear runs in this network"
         if given is not None:
-            why = f"this network's is not its head: it gives {tuple(given.shape)}, the network {tuple(output.shape)}"
+            says = f"a {type(output).__name__}" if not isinstance(output, Tensor) else f"{tuple(output.shape)}"
+            why = f"this network's is not its head: it gives {tuple(given.shape)}, the network {says}"
         raise ValueError(f"Features are what the last linear layer takes; {why}. Take a linear head, or law='outputs'.")
     return taken
 
@@ -179,6 +179,7 @@ class Anchored(OnDeepEnsemble):
         initialise: `"fresh"`, for networks trained from scratch, draws the reference's half of the first layer anew, with the
             standard deviation of the layer's weights. `"sum"`, for pretrained networks, gives both halves its weights: the
             doubled network is the network as it was. From scratch members would then hardly differ.
+        output: What is scored of networks that return several tensors: a key, an index or a function.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -225,8 +226,9 @@ class Anchored(OnDeepEnsemble):
         given = _as_ensemble(net, num_nets, seed)
         nets, anchors = list(given), anchors.detach().to(device_of(given))
         seeds = [derive(seed, index) for index in range(len(nets))]
-        pair_axis = double_first_layers(nets, anchors, first_layer, initialise, seeds)
+        pair_axis = double_first_layers(nets, anchors, first_layer, initialise, seeds, partial(pick, output=output))
         super().__init__(len(nets) * num_members, seed, num_trained=len(nets))
+        self.output = output
         self.num_anchors, self.pair_axis, self.temperature = num_members, pair_axis, temperature
         self.mask_probability, self.mask_per, self.masked_target = mask_probability, mask_per, masked_target
         # One network alone gains nothing from being run as a stack of one.
@@ -249,7 +251,7 @@ class Anchored(OnDeepEnsemble):
         outputs = self._run_all(tensors, x, own, rows)
         if self.temperature is None:
             return outputs
-        if own or outputs.ndim != 3 or outputs.shape[-1] < 2:
+        if own or isinstance(outputs, Tree) or outputs.ndim != 3 or outputs.shape[-1] < 2:
             raise ValueError(
                 f"A temperature divides class logits for shared inputs; these networks give {tuple(outputs.shape)}. Leave it out."
             )
@@ -331,7 +333,7 @@ class Anchored(OnDeepEnsemble):
             pairs = paired(few[:, None], x, self.pair_axis).flatten(0, 1)
             outputs = self.run_pairs(tensors, pairs, own=False, rows=rows, keys=keys)
             found.append(outputs.unflatten(1, (len(few), len(x))))
-        return torch.cat(found, dim=1).flatten(0, 1)
+        return cast("Tensor", join_rows(found, axis=1).flatten(0, 1))
 
     def picked(self, view: View, rows: Tensor) -> View:
         """Return some networks in training, some members in evaluation."""

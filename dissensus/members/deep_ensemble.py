@@ -141,6 +141,11 @@ class DeepEnsemble(Members):
         self.to(next((p.device for net in nets for p in net.parameters()), self.member_keys.device))
         self._shells = [Shell(net) for net in nets]
 
+    @property
+    def construction(self) -> list[Any]:
+        """How each network was made: an ensemble that is handed over stands for the list of them."""
+        return [describe(shell.net) for shell in self._shells]
+
     def why_not_single(self) -> str | None:
         """Say why one member's program would not be every member's; None if it would."""
         return "members are not stored as one" if not self.stacked else self.why_different

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import sqrt
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.trees import Output
 from dissensus.members.members import Members
 from dissensus.members.shared import OwnLayer, SharedMembers
-from dissensus.members.stacking import check_nets, tensors_of, twin
+from dissensus.members.stacking import average, check_nets, tensors_of, twin
 from dissensus.nets.dropout import put_layer
 from dissensus.nets.graphs import listed
 from dissensus.randomness import derive, uniform
@@ -27,7 +27,8 @@ class LoRAEnsemble(SharedMembers):
     Every chosen linear layer of the network gets, for each member, two matrices of rank r that are trained in its place; the network's own
     weights are held once, whatever the number of members. $A_m$ starts random and $B_m$ at zero, so members start as the network
     itself and part when they are trained. The network is not copied: its tensors are shared with yours, no longer ask for gradients, and
-    it always evaluates (no dropout, BatchNorm as it was trained).
+    it always evaluates (no dropout, BatchNorm as it was trained). The average of members' weights, `soup()`, is one network, whose
+    corrections have as many times the rank as members went into it.
 
     Args:
         net: A trained network, such as one of `transformers`.
@@ -98,6 +99,14 @@ class LoRAEnsemble(SharedMembers):
         """Yield the layers that members have something of their own in, by name."""
         return ((name, module) for name, module in self.named_modules() if isinstance(module, OwnLayer))
 
+    def averaged(self, nets: Sequence[nn.Module]) -> nn.Module:
+        """Return one plain module whose weights are the average of these members': corrections of as many times the rank as members."""
+        one = copy.deepcopy(nets[0])
+        for name, module in self.net.named_modules():
+            if isinstance(module, _LowRank | _Full):
+                one = put_layer(one, name, module.average([net.get_submodule(name) for net in nets]))
+        return one
+
     def identity(self) -> dict[str, str]:
         """Return which network it is: its tensors are not in the checkpoints of a run."""
         digest = hashlib.sha256()
@@ -122,17 +131,39 @@ class _LowRank(OwnLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add each member's correction to what the layer gives for its rows."""
+        self.check_rows(x, len(self.a))
         rows = x.reshape(len(self.a), -1, x.shape[-1]).to(self.a.dtype)
         correction = rows @ self.a.transpose(1, 2) @ self.b.transpose(1, 2)
         base: Tensor = self.base(x)
         return base + self.scale * correction.reshape(base.shape).to(base.dtype)
 
+    @property
+    def weight(self) -> Tensor:
+        """The weight with a single member's correction; of several members only shape and dtype, which networks may look at."""
+        if len(self.a) > 1:
+            return self.base.weight.detach().to("meta")
+        return self.base.weight + self.scale * (self.b[0] @ self.a[0]).to(self.base.weight.dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The frozen layer's."""
+        return self.base.bias
+
     def alone(self, index: int) -> nn.Module:
         """Return the layer with one member's corrections."""
-        one = copy.deepcopy(self)
-        for name, parameter in self.named_parameters(recurse=False):
-            setattr(one, name, nn.Parameter(parameter[index : index + 1].detach().clone()))
-        return one
+        return self._with(self.a[index : index + 1].detach().clone(), self.b[index : index + 1].detach().clone())
+
+    @classmethod
+    def average(cls, layers: Sequence[nn.Module]) -> nn.Module:
+        """Return the layer whose correction is the mean of these single members': the sum of products is one of factors side by side."""
+        each = cast("Sequence[_LowRank]", layers)
+        a, b = torch.cat([one.a for one in each], 1), torch.cat([one.b for one in each], 2)
+        return each[0]._with(a.detach(), b.detach() / len(each))
+
+    def _with(self, a: Tensor, b: Tensor) -> "_LowRank":
+        other = copy.deepcopy(self)
+        other.a, other.b = nn.Parameter(a), nn.Parameter(b)
+        return other
 
 
 class _Full(OwnLayer):
@@ -147,10 +178,18 @@ class _Full(OwnLayer):
         self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.check_rows(x, len(self.weight))
         rows = x.reshape(len(self.weight), -1, x.shape[-1])
         found = rows @ self.weight.transpose(1, 2)
         found = found if self.bias is None else found + self.bias[:, None]
-        return found.reshape(*x.shape[:-1], -1)
+        return found.reshape(*x.shape[:-1], found.shape[-1])
+
+    @classmethod
+    def average(cls, layers: Sequence[nn.Module]) -> nn.Module:
+        """Return the linear layer whose weights are the mean of these single members'."""
+        one = copy.deepcopy(layers[0])
+        one.load_state_dict(average([layer.state_dict() for layer in layers]))
+        return one
 
     def alone(self, index: int) -> nn.Module:
         """Return one member's layer as a plain linear one."""

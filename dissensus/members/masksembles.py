@@ -151,7 +151,7 @@ class Masksembles(SharedMembers):
         """Run members on the given tensors; see `Members.run`."""
         if any(module.training for module in self.modules()):
             return super().run(tensors, x, own=own, rows=rows, keys=keys)
-        if self._few is None and not self._trimming_checked and _has_values(x):
+        if self._few is None and not self._trimming_checked and x.shape[int(own)] > 0 and _has_values(x):
             self._few = (x[0] if own else x)[:2].detach().clone()
         # A GPU is faster with all channels of one large batch than with the uneven numbers that members keep.
         if {"tiled": True, "apart": False, "auto": x.device.type == "cuda"}[self.execution]:

@@ -13,7 +13,7 @@ from dissensus.data.trees import Batch, Output, Tree, inputs_of
 from dissensus.members.members import Keys
 from dissensus.members.shared import SharedMembers, adopt, layers_as_written
 from dissensus.members.stacking import Tensors
-from dissensus.nets.dropout import KeyedDropout, key_dropout, plain_dropout
+from dissensus.nets.dropout import KeyedDropout, can_be_keyed, key_dropout, plain_dropout
 from dissensus.randomness import fold, uniform
 
 Masks = Literal["member", "input"]
@@ -22,17 +22,20 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class SampledDropout(KeyedDropout):
-    """A dropout layer that also drops in evaluation, by one key for each of equally many rows that the ensemble sets before a pass."""
+    """A dropout layer that also drops in evaluation, by keys that the ensemble sets before a pass, `(keys, rows of each)`."""
 
     sample_keys: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop values of `x`: anew for every row in training, by `sample_keys` in evaluation."""
-        keys = self.sample_keys
-        if self.training or keys is None or self.p == 0.0:
+        if self.training or self.sample_keys is None or self.sample_keys.numel() == 0 or self.p == 0.0:
             return super().forward(x)
-        if len(x) % len(keys):
-            raise ValueError(f"Dropout got {len(x)} rows for {len(keys)} keys. The batch must be the first axis.")
+        keys, rows = self.sample_keys[:, 0], self.sample_keys.numel()
+        if len(x) % rows:
+            raise ValueError(
+                f"Dropout wants the batch, {rows} rows, on the first axis of its input; got a tensor shaped {tuple(x.shape)}. "
+                "Put the batch first (batch_first=True in torch's layers), or make a DeepEnsemble."
+            )
         shape = (x.shape[1], *(1 for _ in x.shape[2:])) if self.by_feature else x.shape[1:]
         keep = uniform(fold(keys, self.calls), *shape) >= self.p
         self.calls += 1
@@ -132,11 +135,12 @@ class DropoutMember(nn.Module):
 
 def set_keys(net: nn.Module, members: Tensor, x: Any, masks: Masks, own: bool = False) -> None:
     """Give dropout layers keys of their own: one a member, or one a row (member after member) that depends on the row's input."""
+    rows = x.shape[int(own)]
     if masks == "input":
         inputs = _input_keys(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if own else _input_keys(x)
-        members = fold(members[:, None], inputs).flatten()
+        members, rows = fold(members[:, None], inputs).flatten(), 1
     for index, layer in enumerate(_layers(net)):
-        layer.sample_keys, layer.calls = fold(members, index), 0
+        layer.sample_keys, layer.calls = fold(members, index)[:, None].expand(-1, rows), 0
 
 
 def _layers(net: nn.Module) -> Iterator[SampledDropout]:
@@ -148,7 +152,7 @@ def _input_keys(x: Batch) -> Tensor:
     if isinstance(x, Tree):
         keys = torch.stack([_input_keys(leaf) for leaf in x.leaves], -1)
         return fold(keys, torch.arange(len(x.leaves), device=x.device)).sum(-1)
-    values = x.detach().reshape(len(x), -1)
+    values = x.detach().reshape(len(x), x.shape[1:].numel())
     if values.is_floating_point():
         values = values.view(_BITS[values.element_size()])
     return fold(values.long(), torch.arange(values.shape[1], device=x.device)).sum(1)
@@ -157,6 +161,11 @@ def _input_keys(x: Batch) -> Tensor:
 def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
     """Return the network with dropout layers of this rate."""
     layers = [module for module in net.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
+    if other := [f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in layers if not can_be_keyed(layer)]:
+        raise ValueError(
+            f"The network has a dropout layer of the class {other[0]}, whose forward may be another than torch's, so what it drops cannot "
+            "be drawn by member. Put nn.Dropout or another one of torch's own in its place."
+        )
     if p is None:
         _check_draws_differ(layers)
         return net

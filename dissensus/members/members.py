@@ -1,5 +1,6 @@
 """The contract of every member kind: inputs go in, `(members, batch, ...)` comes out."""
 
+import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from dissensus._signatures import whole_number
 from dissensus.construction import describe
 from dissensus.data.features import CachedFeatures
-from dissensus.data.trees import WHOLE, Batch, Output, WholeOutput, expand_rows, inputs_of
+from dissensus.data.trees import WHOLE, Batch, Output, Tree, WholeOutput, expand_rows, inputs_of
 from dissensus.members.stacking import FASTER_APART, Shell, Tensors, average, check_one_architecture, tensors_of
 from dissensus.randomness import derive, evaluating, fold
 
@@ -141,11 +142,11 @@ class Members(nn.Module, ABC):
         A batch is one tensor, or several as the networks take them: `ens(a, b)` or `ens((a, b))`, `ens(ids=..., mask=...)` or
         `ens({"ids": ..., "mask": ...})`.
         """
-        return self.view()(inputs_of(x, named))
+        return self.view()(_inputs_of(x, named))
 
     def each(self, *x: Any, **named: Any) -> Tensor:
         """Run each member on inputs of its own, `(members, batch, ...)`."""
-        return self.view().each(inputs_of(x, named))
+        return self.view().each(_inputs_of(x, named))
 
     @property
     def picks(self) -> Output | WholeOutput:
@@ -275,8 +276,13 @@ class Members(nn.Module, ABC):
         """
         nets = [self.member(index) for index in range(self.num_members)]
         check_one_architecture(nets)
-        nets[0].load_state_dict(average([net.state_dict() for net in nets]))
-        return nets[0]
+        return self.averaged(nets)
+
+    def averaged(self, nets: Sequence[nn.Module]) -> nn.Module:
+        """Return a plain module whose weights are the average of those of these members, as `member` returned them."""
+        one = copy.deepcopy(nets[0])
+        one.load_state_dict(average([net.state_dict() for net in nets]))
+        return one
 
     @property
     def num_trained(self) -> int:
@@ -351,6 +357,18 @@ def as_members(value: Any, name: str = "members") -> Members:
     return value
 
 
+def _inputs_of(parts: tuple[Any, ...], named: Mapping[str, Any]) -> Batch:
+    """Return the batch that a call of an ensemble was given, or say that it is not one of tensors."""
+    x = inputs_of(parts, named)
+    for leaf in x.leaves if isinstance(x, Tree) else (x,):
+        if not isinstance(leaf, Tensor):
+            raise ValueError(
+                f"An ensemble is called with tensors; got {type(leaf).__name__}. Pass torch.as_tensor(x), or take ds.predict(ens, x), "
+                "which reads arrays."
+            )
+    return x
+
+
 def keys_of(seed: int, member_ids: Sequence[int]) -> Tensor:
     """Return the base key of each member's noise, `(members,)`: a hash of (seed, member) and nothing else."""
     return torch.tensor([derive(seed, "member", index) for index in member_ids], dtype=torch.int64)
@@ -393,10 +411,15 @@ class View:
     @property
     def num_members(self) -> int:
         """How many members this view runs: the first axis of what it returns."""
-        networks = self.members.num_trained if self.rows is None else len(self.rows)
+        networks = self._networks
         if self.in_one_pass:
             return networks if self.members.separate else 1
         return networks if self.training else networks * (self.members.num_members // self.members.num_trained)
+
+    @property
+    def _networks(self) -> int:
+        """How many rows of parameters this view has, or would have if members had rows of their own."""
+        return self.members.num_trained if self.rows is None else len(self.rows)
 
     @property
     def training(self) -> bool:
@@ -472,8 +495,20 @@ class View:
             yield
 
     def pick(self, rows: Tensor | Sequence[int]) -> "View":
-        """Return a view of these members only; in training their buffers are written back after each pass."""
+        """Return a view of these members only; in training their buffers are written back after each pass.
+
+        Numbers in a list are checked, and count from the end where they are negative; those in a tensor are taken as they are.
+        """
+        if not isinstance(rows, Tensor):
+            rows = [self._row(row) for row in rows]
         return self.members.picked(self, torch.as_tensor(rows, device=self.members.member_keys.device))
+
+    def _row(self, row: Any) -> int:
+        """Return a number of one of the members to pick from as a non-negative one, or say that there is none."""
+        number, count = whole_number("rows", row), self._networks if self.in_one_pass else self.num_members
+        if not -count <= number < count:
+            raise ValueError(f"`rows` must name members from 0 to {count - 1}; got {number}.")
+        return number % count
 
     def input_gradient(self, fn: Callable[[Any], Tensor], x: Any) -> tuple[Tensor, Any]:
         """Return `fn(x)`, with its graph, and the gradient of its sum with respect to `x`.

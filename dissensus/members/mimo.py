@@ -13,7 +13,19 @@ from dissensus.members.members import Keys
 from dissensus.members.shared import SharedMembers, new
 from dissensus.members.stacking import Tensors
 from dissensus.nets.dropout import plain_dropout, put_layer
-from dissensus.nets.graphs import LAYERS, Traced, flattens, like, nearest_layers, whole_graph
+from dissensus.nets.graphs import (
+    LAYERS,
+    Traced,
+    channel_parameters,
+    channelwise,
+    describe,
+    effect_of,
+    flattens,
+    function_name,
+    like,
+    nearest_layers,
+    whole_graph,
+)
 from dissensus.randomness import derive, fold, permutation, seeded, uniform
 
 
@@ -29,7 +41,8 @@ class MIMO(SharedMembers):
     last layer.
 
     Args:
-        make_net: Makes the network for one input; its first and last layer must be linear layers or convolutions.
+        make_net: Makes the network for one input; its first and last layer must be linear layers or convolutions, and what comes after
+            the last one must treat each channel on its own (no softmax).
         num_members: Inputs and answers, M.
         seed: Decides the initial weights and which examples meet.
         repetition: Share of a training batch in which all M inputs are the same example: it lets members share features where the
@@ -136,7 +149,9 @@ def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
     part = whole_graph(net)
     firsts, before = nearest_layers(part, "placeholder")
     first = _only(part, firsts, "takes the input")
-    last = _only(part, nearest_layers(part, "output")[0], "gives the output")
+    lasts, after = nearest_layers(part, "output")
+    last = _only(part, lasts, "gives the output")
+    _check_answers_stay_apart(part, last, after)
     for node in dict.fromkeys((first, last)):
         layer: Any = part.module(node)
         outputs, inputs = layer.weight.shape[:2]
@@ -145,6 +160,36 @@ def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
     first_is_linear, last_is_linear = (isinstance(part.module(n), nn.Linear) for n in (first, last))
     flat = any(flattens(part, node) for node in before)
     return net, (-1 if first_is_linear and not flat else 1, -1 if last_is_linear else 1)
+
+
+# Functions and methods of one tensor that change no place of a value along the axis of answers, or only tell shapes.
+_ONE_BY_ONE = "add sub mul truediv div neg pow exp log abs clamp float double half to squeeze size"
+
+
+def _check_answers_stay_apart(part: Traced, last: fx.Node, after: set[fx.Node]) -> None:
+    """Refuse operations behind the last layer that would look across the members' answers, or move them to another axis."""
+    spatial = not isinstance(part.module(last), nn.Linear)
+    for node in part.graph.nodes:
+        if node in after and node.op not in ("placeholder", "output") and not _keeps_apart(part, node, spatial):
+            raise ValueError(
+                f"Behind its last layer, {part.name(last)!r}, the network has {describe(part, node)}, which would see the answers of all "
+                "members as one. Leave it to what reads the predictions, or make a DeepEnsemble."
+            )
+
+
+def _keeps_apart(part: Traced, node: fx.Node, spatial: bool) -> bool:
+    """Whether an operation treats each channel on its own and leaves their order; of maps, also one that makes vectors of them."""
+    effect, module = effect_of(part, node), part.module(node)
+    if channelwise(effect, spatial) or (spatial and effect in ("flattens", "averages")):
+        # A parameter a channel has the width of one answer.
+        return not channel_parameters(module)
+    shape = function_name(node) == "getattr" and node.args[1] == "shape"
+    part_of_shape = function_name(node) == "getitem" and function_name(node.all_input_nodes[0]) in ("size", "getattr")
+    return (
+        shape
+        or part_of_shape
+        or (function_name(node).rstrip("_") in _ONE_BY_ONE.split() and len(node.all_input_nodes) == 1)
+    )
 
 
 def _only(part: Traced, layers: set[fx.Node], what: str) -> fx.Node:

@@ -117,7 +117,9 @@ class _Packed(OwnLayer):
         """Run every member's layer on its own rows."""
         plain, own, chosen = self.plain[0].train(self.training), self._own(), self.chosen
         common = {name: t for name, t in self.named_buffers() if not t.ndim}
-        by_member = x.unflatten(0, (self.count if chosen is None else len(chosen), -1))
+        count = self.count if chosen is None else len(chosen)
+        self.check_rows(x, count)
+        by_member = x.unflatten(0, (count, -1))
         with RulesOfVmap() if torch.is_autocast_enabled(x.device.type) else nullcontext():
             found = vmap(lambda tensors, batch: functional_call(plain, tensors | common, (batch,)))(own, by_member)
         if chosen is not None and self.training:
@@ -141,7 +143,7 @@ class _Packed(OwnLayer):
         return layer
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "chosen"}
+        return {name: value for name, value in super().__getstate__().items() if name != "chosen"}
 
 
 class _GroupedLinear(nn.Linear):

@@ -4,7 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,30 +28,45 @@ class PerRow(nn.Module):
     # Set by the ensemble before each pass; they stay after it, as activation checkpointing runs layers again.
     rows: Tensor | None = None
 
-    def take(self, values: Tensor, x: Tensor, axis: int) -> Tensor:
-        """Return each row's own values, `(members, features)`, shaped to multiply `x` along `axis`."""
+    def copies(self, x: Tensor) -> int:
+        """Return how often each row of the batch stands on the first axis of `x`, or say that the batch is not there."""
         if self.rows is None:
             raise ValueError("This layer belongs to an ensemble and runs only inside it; use `ens.member(j)`.")
         # A net may fold positions into its batch axis, as long as each example's rows stay together.
-        copies, rest = divmod(len(x), len(self.rows))
-        if rest or x.shape[axis] != values.shape[1]:
-            raise ValueError(
-                f"A layer of an ensemble wants the batch, {len(self.rows)} rows, on the first axis of its input and {values.shape[1]} "
-                f"features on axis {axis}; got a tensor shaped {tuple(x.shape)}."
-            )
-        taken = values.index_select(0, self.rows)
+        copies, rest = divmod(len(x), max(len(self.rows), 1))
+        if rest:
+            raise self._misplaced(x, "")
+        return copies
+
+    def take(self, values: Tensor, x: Tensor, axis: int) -> Tensor:
+        """Return each row's own values, `(members, features)`, shaped to multiply `x` along `axis`."""
+        copies = self.copies(x)
+        if x.shape[axis] != values.shape[1]:
+            raise self._misplaced(x, f" and {values.shape[1]} features on axis {axis}")
+        taken = values.index_select(0, cast("Tensor", self.rows))
         if copies > 1:
             taken = taken.repeat_interleave(copies, 0)
         shape = [1] * x.ndim
         shape[0], shape[axis] = len(x), values.shape[1]
         return taken.reshape(shape)
 
+    def _misplaced(self, x: Tensor, more: str) -> ValueError:
+        return ValueError(
+            f"A layer of an ensemble wants the batch, {len(cast('Tensor', self.rows))} rows, on the first axis of its input{more}; got a "
+            f"tensor shaped {tuple(x.shape)}. Put the batch first (batch_first=True in torch's layers), or make a DeepEnsemble."
+        )
+
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "rows"}
 
 
-class OwnLayer(nn.Module, ABC):
+class OwnLayer(PerRow, ABC):
     """A layer of which members have parameters of their own; rows of a batch are member after member."""
+
+    def check_rows(self, x: Tensor, num_members: int) -> None:
+        """Refuse inputs whose first axis is not that of the batch, of which members could not be told apart."""
+        if num_members > 1:
+            self.copies(x)
 
     @abstractmethod
     def alone(self, index: int) -> nn.Module:
@@ -94,7 +109,7 @@ class SharedMembers(Members):
         x = x[0] if own else x
         members = torch.arange(self.num_members, device=x.device) if rows is None else rows
         # Turned anew in every step, so that batches smaller than the ensemble reach all members.
-        place = torch.arange(len(x), device=x.device) * len(members) // len(x)
+        place = torch.arange(len(x), device=x.device) * len(members) // max(len(x), 1)
         turn = keys()[0].remainder(len(members))
         owners = members.index_select(0, (place + turn).remainder(len(members)))
         return self.run_rows(tensors, x, owners, keys).unsqueeze(0)

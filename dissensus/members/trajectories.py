@@ -55,8 +55,9 @@ class Trajectory(SharedMembers):
     def keep(self, member: int, tensors: Tensors | None = None) -> None:
         """Make a member of these weights, by name as the network has them; of all that the network now has if none are given."""
         given = tensors_of(self.net) if tensors is None else tensors
+        first = _first_names(self.net)
         for name, rows in tensors_of(self.kept).items():
-            own = name.removeprefix("net.")
+            own = first.get(name.removeprefix("net."), "")
             if own in given and name != "member_keys":
                 rows[member].copy_(given[own])
 
@@ -100,6 +101,13 @@ class SnapshotEnsemble(Trajectory):
         for member in range(self.num_members):
             if (epoch - 1) * self.num_members < (member + 1) * epochs:
                 self.keep(member)
+
+
+def _first_names(net: nn.Module) -> dict[str, str]:
+    """Return every name of a tensor with the first one it has: buffers that were tied part when an ensemble's dtype or device changes."""
+    first: dict[int, str] = {}
+    every = (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False))
+    return {name: first.setdefault(id(tensor), name) for name, tensor in every}
 
 
 def _in_buffers(ensemble: DeepEnsemble) -> DeepEnsemble:

@@ -55,7 +55,7 @@ def cut(
         (torch.Size([2, 16]), torch.Size([2, 3]))
     """
     name = _layer_from_the_end(model, at) if isinstance(at, int) else at
-    graph = _trace(model, name)
+    graph, root = _trace(model, name)
     node = next((n for n in graph.nodes if n.op == "call_module" and n.target == name), None)
     if node is None:
         raise ValueError(
@@ -63,8 +63,8 @@ def cut(
             "backbone and head as modules of your own."
         )
     front, back = _split(graph, node)
-    backbone = _Part(model, front, select=token)
-    rest = _Part(model, back, add_token=token is not None)
+    backbone = _Part(root, front, select=token)
+    rest = _Part(root, back, add_token=token is not None)
     if example is not None:
         _check(model, backbone, rest, example, name)
     template = copy.deepcopy(rest).requires_grad_(True)
@@ -85,9 +85,9 @@ def cut(
 class _Part(nn.Module):
     """One side of a cut: the layers that it calls, under their own names, and the traced code that calls them."""
 
-    def __init__(self, model: nn.Module, graph: fx.Graph, select: int | None = None, add_token: bool = False) -> None:
+    def __init__(self, root: nn.Module, graph: fx.Graph, select: int | None = None, add_token: bool = False) -> None:
         super().__init__()
-        traced = fx.GraphModule(model, graph)
+        traced = fx.GraphModule(root, graph)
         for store in ("_modules", "_parameters", "_buffers"):
             getattr(self, store).update(getattr(traced, store))
         # The function and not the traced module: copies of a head share it, by which they are known to be alike.
@@ -129,21 +129,31 @@ class _Tracer(fx.Tracer):
         return not self.inside.startswith(f"{module_qualified_name}.")
 
 
-def _trace(model: nn.Module, inside: str) -> fx.Graph:
+def _trace(model: nn.Module, inside: str) -> tuple[fx.Graph, nn.Module]:
+    """Return what a network does, and the module whose attributes that names: the network, with tensors that `forward` makes if any."""
     if inside.removesuffix(".") not in dict(model.named_modules()):
         similar = [name for name, _ in model.named_modules() if name][-8:]
         raise ValueError(f"There is no layer {inside!r} in {type(model).__name__}; the last are {', '.join(similar)}.")
     try:
         with evaluating(model):
-            graph = _Tracer(inside).trace(_OneInput(model))
+            graph = _Tracer(inside).trace(wrapped := _OneInput(model))
     except Exception as problem:  # whatever a user's forward does with a value that is not there yet
         raise ValueError(
             f"`forward` of {type(model).__name__} cannot be traced: {first_line(problem)}. Write backbone and head as modules of your own."
         ) from problem
+    made = dict[str, Tensor]()
     for node in graph.nodes:
         if node.op in ("call_module", "get_attr"):
-            node.target = str(node.target).removeprefix("net.")
-    return graph
+            if (own := str(node.target).removeprefix("net.")) == node.target:
+                while hasattr(model, own):
+                    own += "_"
+                made[own] = getattr(wrapped, str(node.target))
+            node.target = own
+    if not made:
+        return graph, model
+    root = copy.copy(model)
+    root.__dict__.update(made)
+    return graph, root
 
 
 def _layer_from_the_end(model: nn.Module, count: int) -> str:
@@ -161,7 +171,7 @@ def _layer_from_the_end(model: nn.Module, count: int) -> str:
 
 def _called(model: nn.Module, inside: str) -> list[str]:
     """Return the layers that a network's forward calls, or that of a module in it, whose name ends with a dot here."""
-    return [str(node.target) for node in _trace(model, inside).nodes if node.op == "call_module"]
+    return [str(node.target) for node in _trace(model, inside)[0].nodes if node.op == "call_module"]
 
 
 def _split(graph: fx.Graph, first: fx.Node) -> tuple[fx.Graph, fx.Graph]:

@@ -54,9 +54,14 @@ class KeyedDropout(nn.Module):
 _KINDS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
+def can_be_keyed(layer: nn.Module) -> bool:
+    """Whether this is a dropout layer of torch's own, for which a keyed one can stand in: what a class made from one does is not known."""
+    return type(layer) in _KINDS
+
+
 def key_dropout(net: nn.Module, keyed: type[KeyedDropout] = KeyedDropout) -> nn.Module:
     """Replace every dropout layer of `net` by its keyed form, in place; return the net."""
-    return replace_layers(net, lambda layer: keyed(layer) if type(layer) in _KINDS else None)
+    return replace_layers(net, lambda layer: keyed(layer) if can_be_keyed(layer) else None)
 
 
 def plain_dropout(net: nn.Module) -> nn.Module:

@@ -1,7 +1,7 @@
 """The first layer of any network, found by running it, made to take two inputs in place of one."""
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import takewhile
@@ -50,13 +50,14 @@ class _Reached(Exception):
     """Ends a run that got to the layer that was waited for."""
 
 
-def run(net: nn.Module, x: Tensor) -> Tensor:
+# Returns the tensor that is scored of what a network returned.
+Read = Callable[[Any], Tensor]
+
+
+def run(net: nn.Module, x: Tensor) -> Any:
     """Run in evaluation mode, leaving modes and generators as they were."""
     with evaluating(net), torch.no_grad(), seeded(0):
-        output: object = net(x)
-    if not isinstance(output, Tensor):
-        raise ValueError(f"A member must return one tensor; got {type(output).__name__}. Wrap it to do so.")
-    return output
+        return net(x)
 
 
 def _taken(net: nn.Module, x: Tensor, until: str | None = None) -> dict[str, Tensor]:
@@ -107,18 +108,19 @@ _PUT_ONE_IN_FRONT = "Only a linear or convolutional layer can be: put one in fro
 
 
 def double_first_layers(
-    nets: Sequence[nn.Module], like: Tensor, name: str | None, initialise: Initialise, seeds: Sequence[int]
+    nets: Sequence[nn.Module], like: Tensor, name: str | None, initialise: Initialise, seeds: Sequence[int], read: Read
 ) -> int:
     """Have the first layer of each network take `[a, b]`, two inputs joined along one of their axes; change it in place.
 
     With `initialise="sum"` the network on `[a, b]` is the network as it was on `a + b`; with `"fresh"` the first input meets new normal
-    weights of the same standard deviation, by a network's seed. Of the inputs, `like`, only shape, dtype and device count. The
-    axis, counted from the end, is returned: the first one of an input on which it can be done for all networks, or the last, or any.
+    weights of the same standard deviation, by a network's seed. Of the inputs, `like`, only shape, dtype and device count; of what
+    networks return, what `read` makes of it. The axis, counted from the end, is returned: the first one of an input on which it can be
+    done for all networks, or the last, or any.
     """
     with seeded(0):
         first, second = (torch.randn_like(like[:1].expand(4, *like.shape[1:])) for _ in range(2))
     for net in nets:
-        _check_runs(net, first + second)
+        _check_runs(net, first + second, read)
     names = [_find(net, first, name) for net in nets]
     axis, places = _common_axis(nets, names, (first, second))
     pair = torch.cat([first, second], dim=axis)
@@ -126,9 +128,9 @@ def double_first_layers(
         layer = net.get_submodule(found)
         assert isinstance(layer, LAYERS)
         old = layer.weight.detach()
-        before = _outputs(net, layer, first + second)
+        before = _outputs(net, layer, first + second, read)
         _widen(layer, there)
-        _check_equal(net, pair, before, found, layer)
+        _check_equal(net, pair, before, found, layer, read)
         if initialise == "fresh":
             with seeded(derive(seed, "reference weights"), alone=True), torch.no_grad():
                 drawn = torch.cat([old, old], dim=1)[:, : old.shape[1]]
@@ -136,7 +138,7 @@ def double_first_layers(
     return axis
 
 
-def _check_runs(net: nn.Module, x: Tensor) -> None:
+def _check_runs(net: nn.Module, x: Tensor, read: Read) -> None:
     """Refuse a network that does not run on such inputs, or could not be changed."""
     if compiled := [n or "The network" for n, m in net.named_modules() if type(m).__name__ == "OptimizedModule"]:
         raise ValueError(
@@ -144,7 +146,7 @@ def _check_runs(net: nn.Module, x: Tensor) -> None:
             "given; fit(engine='compiled') compiles its training."
         )
     try:
-        run(net, x)
+        read(run(net, x))
     except ValueError:
         raise
     except Exception as problem:  # whatever a network does with inputs that do not suit it
@@ -258,9 +260,9 @@ def _widen(layer: nn.Module, places: Places) -> None:
         layer.__class__ = _IN_GROUPS[type(layer)]
 
 
-def _outputs(net: nn.Module, layer: nn.Module, x: Tensor) -> list[Tensor]:
+def _outputs(net: nn.Module, layer: nn.Module, x: Tensor, read: Read) -> list[Tensor]:
     """Return what a network says, as it is and with random values for parameters that are all zero, which hide what it does."""
-    outputs = [run(net, x)]
+    outputs = [read(run(net, x))]
     real = (p for p in net.parameters() if p is not layer.weight and p.is_floating_point())
     zero = {p: p.data for p in real if not bool(p.detach().any())}
     try:
@@ -269,16 +271,16 @@ def _outputs(net: nn.Module, layer: nn.Module, x: Tensor) -> list[Tensor]:
                 # None near zero, and what a layer gives about as large as what it takes.
                 sizes = (torch.rand_like(values) + 0.5) / max(p.shape[1:].numel(), 1) ** 0.5
                 p.data = torch.where(torch.rand_like(values) < 0.5, -sizes, sizes)
-        return [*outputs, run(net, x)] if zero else outputs
+        return [*outputs, read(run(net, x))] if zero else outputs
     finally:
         for p, values in zero.items():
             p.data = values
 
 
-def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, layer: nn.Module) -> None:
+def _check_equal(net: nn.Module, pair: Tensor, before: list[Tensor], name: str, layer: nn.Module, read: Read) -> None:
     """Refuse a network whose inputs go elsewhere too, so that doubling one layer is not enough."""
     try:
-        after = _outputs(net, layer, pair)
+        after = _outputs(net, layer, pair, read)
     except Exception as problem:  # whatever a network does with inputs that do not suit it
         why = f"the network does not run on them: {first_line(problem)}"
         raise _cannot(name, layer, f"{why}. Move what else is done with its inputs out of the network.") from problem
