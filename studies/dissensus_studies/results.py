@@ -259,8 +259,11 @@ def table_of(rows: Sequence[Record], layout: Mapping[str, Any]) -> str:
             group = [row["group"], *("" for _ in header[1:])] if "group" in row else []
             # What a claim says of some cases only stands in their columns.
             found = dict(zip(row["cases"], row["measured"], strict=True)) if "cases" in row else {}
-            names = layout["columns"][1:-1]
-            measured = [found.get(name, "") for name in names] if found.keys() & {*names} else row.get("measured", [])
+            names, measured = layout["columns"][1:-1], row.get("measured", [])
+            if found.keys() & {*names}:
+                measured = [found.get(name, "") for name in names]
+            elif len(names) == 1:
+                measured = ["; ".join(measured)]
             lines.append(group or [row["claim"], *measured, row["verdict"], row["note"]])
         return markdown(header, lines)
     if layout["kind"] == "transposed":

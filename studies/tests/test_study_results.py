@@ -475,10 +475,7 @@ def test_kinds_have_a_table_for_each_budget_the_longest_first(tmp_path):
     _ran(tmp_path, "choosing-small", on_a_cpu)
     page = results.pages(tmp_path)["../choosing.md"]
     first, folded = page.split("<details", 1)
-    assert (
-        "**every arm trained for the same 90 seconds** (30 in what is folded). 2 to 3 seeds; ±"
-        in first
-    )
+    assert "**every arm trained for the same 90 seconds** (30 in what is folded). 2 to 3 seeds; ±" in first
     row = "| deep | 3 | 8 | .900 ± .000 | .890 ± .000 | .210 ± .025 | .030 ± .000 | .010 ± .000 | .700 ± .000 |"
     assert row in first
     assert "| mimo |" not in first
@@ -499,8 +496,30 @@ def test_what_a_claim_says_of_some_sets_only_stands_in_their_columns():
     layout = {"kind": "claims", "columns": ["the document says", "a", "b", "verdict"]}
     table = results.table_of([claim | {"cases": ["b"], "measured": ["3 of 10"]}], layout)
     assert "| it falls | | 3 of 10 | reproduced | reproduced |" in table
+    layout_of_one = {"kind": "claims", "columns": ["the document says", "measured", "verdict"]}
+    assert "| it falls | 3; 4 | reproduced |" in results.table_of([claim | {"measured": ["3", "4"]}], layout_of_one)
     with pytest.raises(AssertionError, match="more or fewer cells"):
         results.table_of([claim | {"measured": ["3 of 10"]}], layout)
+
+
+def test_what_drawing_costs_is_judged_by_the_fastest_of_seeds():
+    made = {"machine": "AMD EPYC", "versions": {"torch": "2.13"}, "date": "2026-11-19", "seconds": 6.0}
+
+    def row(active, members, ms):
+        numbers = {"family": "timed", "setting": {"active": active, "num_members": members}, "ms": ms}
+        return {"table": "diversification/runs", "numbers": numbers} | made
+
+    times = {(2, 2): 10, (2, 5): 10, (3, 5): 15, (4, 5): 20, (5, 5): 25, (2, 50): 12, (10, 50): 48}
+    rows = [row(*drawn, ms * slow) for drawn, ms in times.items() for slow in (1.0, 1.4 if drawn == (2, 50) else 1.0)]
+    (found,) = diversification.judged_times(rows).values()
+    assert (found["verdict"], found["seeds"]) == ("reproduced", 2)
+    assert found["measured"][0].startswith("1.50, 2.00, 2.50 times as long for 3, 4 and 5 of 5 as for 2, 4.0 times")
+    (slow,) = diversification.judged_times([row(2, 50, 20), *rows[:10], *rows[12:]]).values()
+    assert (slow["verdict"], slow["note"]) == (
+        "not reproduced",
+        "reproduced for the more are drawn; not reproduced for pairs",
+    )
+    assert diversification.judged_times(rows[:10]) == {}
 
 
 def _practical_arms():

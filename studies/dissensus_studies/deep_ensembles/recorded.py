@@ -121,7 +121,7 @@ def _cells(found: Mapping[str, Summary], columns: Mapping[str, str]) -> dict[str
     return cells
 
 
-def _quartiles(values: Sequence[float]) -> dict[str, str]:
+def _quartiles(values: Sequence[float]) -> dict[str, object]:
     return {title: _three_digits(np.quantile(values, level)) for title, level in _QUARTILES.items()}
 
 

@@ -505,18 +505,25 @@ LONGER, AS_LONG = 1.1, 1.25
 
 
 def judged_times(rows: Sequence[Record]) -> dict[str, Record]:
-    """Judge what drawing members costs, by the time of a step of heads of ImageNet's size; nothing before all arms are there."""
+    """Judge what drawing members costs, by the time of a step of heads of ImageNet's size; nothing before all arms are there.
+
+    Of several seeds the fastest counts, as of epochs.
+    """
     own = [row for row in rows if row["table"] == "diversification/runs" and row["numbers"].get("family") == "timed"]
-    ms = {(s["active"], s["num_members"]): row["numbers"]["ms"] for row in own for s in [row["numbers"]["setting"]]}
-    drawn = [float(ms[count, 5]) for count in (2, 3, 4, 5) if (count, 5) in ms]
-    pairs = [float(ms[2, members]) for members in (2, 5, 50) if (2, members) in ms]
+    found: dict[tuple[int, int], list[float]] = {}
+    for row in own:
+        setting = row["numbers"]["setting"]
+        found.setdefault((int(setting["active"]), int(setting["num_members"])), []).append(float(row["numbers"]["ms"]))
+    ms = {drawn: min(times) for drawn, times in found.items()}
+    drawn = [ms[count, 5] for count in (2, 3, 4, 5) if (count, 5) in ms]
+    pairs = [ms[2, members] for members in (2, 5, 50) if (2, members) in ms]
     if len(drawn) < 4 or len(pairs) < 3:
         return {}
     holds = {
         "the more are drawn": all(after > LONGER * before for before, after in pairwise(drawn)),
         "pairs": max(pairs) <= AS_LONG * min(pairs),
     }
-    of_many = float(ms[10, 50]) / float(ms[2, 50])
+    of_many = ms[10, 50] / ms[2, 50]
     return {
         "An epoch takes longer the more members a step draws; with pairs its cost does not depend on M.": {
             "cases": list(holds),
@@ -527,7 +534,7 @@ def judged_times(rows: Sequence[Record]) -> dict[str, Record]:
             ],
             "verdict": verdict_over(holds.values()),
             "note": over_cases(holds),
-            "seeds": 1,
+            "seeds": min(map(len, found.values())),
             "setting": f"heads 768-768-1000, batch 256, AdamW; {made(own)}",
             "command": 'dissensus study diversification --data DIR --arms "timed"',
         }

@@ -128,7 +128,7 @@ _FULL = (
     ("heads half", _ONCE, "ldr=0 none A=2 M={2,10}; ldr={0.1,1,5,10} {none,share} A=2 M={2,10,50}"),
     ("heads half", _AGAIN, f"ldr=5 {_GUARDS} A=2 M=5"),
     ("heads whole", _AGAIN, _HEADS),
-    ("timed", _ONCE, _TIMED),
+    ("timed", range(REPEATS), _TIMED),
 )
 _QUICK = (
     ("nets", _ONCE, _USUAL),
