@@ -161,11 +161,7 @@ def _input_keys(x: Batch) -> Tensor:
 def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
     """Return the network with dropout layers of this rate."""
     layers = [module for module in net.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
-    if other := [f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in layers if not can_be_keyed(layer)]:
-        raise ValueError(
-            f"The network has a dropout layer of the class {other[0]}, whose forward may be another than torch's, so what it drops cannot "
-            "be drawn by member. Put nn.Dropout or another one of torch's own in its place."
-        )
+    _check_torchs_own(layers)
     if p is None:
         _check_draws_differ(layers)
         return net
@@ -177,6 +173,15 @@ def _with_rate(net: nn.Module, p: float | None) -> nn.Module:
         linear.add_module("dropout", nn.Dropout(p).train(linear.training))
         linear.register_forward_pre_hook(_drop_inputs)
     return net
+
+
+def _check_torchs_own(layers: list[nn.modules.dropout._DropoutNd]) -> None:
+    other = [f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in layers if not can_be_keyed(layer)]
+    if other:
+        raise ValueError(
+            f"The network has a dropout layer of the class {other[0]}, whose forward may be another than torch's, so what it drops cannot "
+            "be drawn by member. Put nn.Dropout or another one of torch's own in its place."
+        )
 
 
 def _check_draws_differ(layers: list[nn.modules.dropout._DropoutNd]) -> None:

@@ -44,6 +44,18 @@ def sweep_of(recipe: Path) -> dict[str, Any] | None:
 
 def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a sweep varies, checked: lists of values, or ranges where it is a search."""
+    _check_numbers(sweep)
+    settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
+    for key, values in settings.items():
+        if "." not in key or not _fits(values, "trials" in sweep):
+            raise ValueError(
+                '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
+                f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
+            )
+    return settings
+
+
+def _check_numbers(sweep: Mapping[str, Any]) -> None:
     for name in _NUMBERS:
         if type(number := sweep.get(name, 1)) is not int or number < 1:
             raise ValueError(f"{name} in [sweep] must be a whole number from 1; got {number!r}.")
@@ -53,14 +65,6 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
             f"repeats in [sweep] is a number of seeds for a grid without seeds of its own; it does not go with {min(beside)}. Leave it "
             'out, or name the seeds: "ensemble.seed" = [0, 1, 2].'
         )
-    settings = {key: values for key, values in sweep.items() if key not in _NUMBERS}
-    for key, values in settings.items():
-        if "." not in key or not _fits(values, "trials" in sweep):
-            raise ValueError(
-                '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
-                f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
-            )
-    return settings
 
 
 def _fits(values: Any, search: bool) -> bool:
@@ -117,7 +121,7 @@ def run_sweep(
     folder.mkdir(parents=True, exist_ok=True)
     study = None if grid else _study(folder)
     tried = grid if study is None else dict(_arm(trial.params) for trial in study.get_trials(deepcopy=False))
-    _check_finished(recipe, folder, tried, [each.removeprefix(_SET) for each in options if each.startswith(_SET)])
+    _check_finished(recipe, folder, tried, options)
     replace_file(folder / SWEEP, json.dumps(list(grid)))
     arms = iter(grid.items()) if study is None else _asked(study, settings_of(sweep), sweep["trials"])
     local = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
@@ -132,9 +136,10 @@ def run_sweep(
         raise ValueError(f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on.")
 
 
-def _check_finished(recipe: Path, folder: Path, arms: Mapping[str, list[str]], changes: Sequence[str]) -> None:
-    """Refuse to go on beside finished arms that another recipe trained."""
+def _check_finished(recipe: Path, folder: Path, arms: Mapping[str, list[str]], options: Sequence[str]) -> None:
+    """Refuse to go on beside finished arms that another recipe, or other `--set` among the options, trained."""
     read: Any = None
+    changes = [option.removeprefix(_SET) for option in options if option.startswith(_SET)]
     for name, own in arms.items():
         if is_finished(folder / name):
             described = Recipe.read(recipe, [*own, *changes])

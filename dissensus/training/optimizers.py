@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import torch
@@ -260,13 +261,13 @@ def _of_factory(
     firsts = dict.fromkeys(_owners(block)[0] for block in blocks)
     made = {owner: _MemberOptimizer(factory, members, blocks, owner) for owner in firsts}
     same, *others = [_row_rule(own.optimizer) for own in made.values()]
-    if same is not None and all(other == same for other in others) and not has_complex:
+    if same is not None and not has_complex and others == [same] * len(others):
         columns = [_columns(made[_owners(block)[0]], block) for block in blocks]
         ones = [1.0] * members.num_trained
         return RowOptimizer(same, blocks, ones, [0.0] * len(ones), columns)
-    for owner in (owner for block in blocks for owner in _owners(block)):
-        made[owner] = made.get(owner) or _MemberOptimizer(factory, members, blocks, owner)
-    return SeparateOptimizers(blocks, made)
+    owners = dict.fromkeys(chain.from_iterable(map(_owners, blocks)))
+    more = {owner: _MemberOptimizer(factory, members, blocks, owner) for owner in owners if owner not in made}
+    return SeparateOptimizers(blocks, made | more)
 
 
 def _named_rule(name: str, options: Mapping[str, Any]) -> Rule:
