@@ -110,7 +110,8 @@ def _imported(name: Any, allow: Collection[str]) -> Any:
             f"This ensemble was made with {name}, which is not there: {problem}. Make it importable, or give the function that makes "
             "the network as make_member=."
         ) from problem
-    if _name_of(found) != name or not (name in allow or _is_known(module, found)):
+    own = f"{getattr(found, '__module__', None)}:{getattr(found, '__qualname__', None)}"
+    if own != name or not (name in allow or _is_known(module, found)):
         raise _not_allowed(name)
     return found
 

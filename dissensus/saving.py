@@ -92,7 +92,7 @@ def _arguments(members: Members) -> dict[str, Any]:
 
 
 def _structure(members: Members) -> dict[str, dict[str, str]]:
-    """Return the class of every module by name, and of layers of torch and of this package the settings they keep as attributes.
+    """Return of layers of torch and of this package, by name, their class and settings; of others that they are.
 
     Ensembles are not among them, which their arguments describe, nor what layers count of their calls.
     """
@@ -106,13 +106,21 @@ def _structure(members: Members) -> dict[str, dict[str, str]]:
 
 
 def _structure_of(net: nn.Module) -> dict[str, dict[str, str]]:
-    modules = {name: module for name, module in net.named_modules() if not isinstance(module, Members)}
-    found = {name: {"class": type(module).__name__} for name, module in modules.items()}
+    # Other packages rename their layers.
+    found = {
+        name: {"class": type(module).__name__ if _is_ours(module) else "a layer of your own"}
+        for name, module in net.named_modules()
+        if not isinstance(module, Members)
+    }
     for path, text in attributes_of(net).items():
         name, _, key = path.rpartition(".")
-        if name in modules and type(modules[name]).__module__.startswith(_LAYERS) and key != "calls" and key[0] != "_":
+        if name in found and _is_ours(net.get_submodule(name)) and key != "calls" and key[0] != "_":
             found[name][key] = text
     return found
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return type(module).__module__.startswith(_LAYERS)
 
 
 def _told(structure: Mapping[str, Mapping[str, str]], name: str) -> Mapping[str, str] | None:

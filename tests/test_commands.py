@@ -688,6 +688,12 @@ def test_a_sweep_trains_every_arm_once_and_is_compared_on_a_page(home, tmp_path)
     assert refused.exit_code == 2
     assert "has another recipe: hidden in [model] is [16] there and [12] here" in " ".join(refused.stderr.split())
     run("train", tmp_path / "s.toml", "-o", out, "--set", "model.hidden=[16]")
+    # One that was moved, with its data, is the same.
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(home / "images.npz", tmp_path / "elsewhere" / "images.npz")
+    moved = (tmp_path / "s.toml").read_text().replace(str(home / "images.npz"), "images.npz")
+    (tmp_path / "elsewhere" / "s.toml").write_text(moved.replace("hidden = [12]", "hidden = [16]"))
+    assert "is there already" in run("train", tmp_path / "elsewhere" / "s.toml", "-o", out).output
 
 
 def test_values_that_are_tables_reach_their_arms(tmp_path):

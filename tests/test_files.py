@@ -169,8 +169,8 @@ class TestTables:
             ('"a;b;c",u\n1,2\n', ["a;b;c", "u"]),
             ("price,eur;kg\n1;2\n3;4\n", ["price,eur", "kg"]),
             ("lat;lon,u,v\n1;2,3,4\n", ["lat;lon", "u", "v"]),
-            ("0,125;0,250\n0,5;1,5\n", ["0", "1"]),
-            ("0,5\t1,5\n2,5\t3,5\n", ["0", "1"]),
+            ("1,250;2,250\n1,500;3,500\n", ["0", "1"]),
+            ("1,250\t1\n2,500\t2\n", ["0", "1"]),
             ("u\nDoe\n", ["u"]),
         ],
     )
@@ -178,17 +178,17 @@ class TestTables:
         frame, _ = read_table(save_csv(tmp_path / "a.csv", text))
         assert list(frame.columns) == names
 
-    def test_commas_beside_semicolons_are_decimal_points(self, tmp_path):
-        text = "u;w;v;y\n0,125;a;1;1,5\n?;b;2;2\n-1,250;c 1,5;3;3,75\n"
-        loaded = load(save_csv(tmp_path / "a.csv", text), "y")
-        number = loaded.columns.features.index("u")
-        assert loaded.x[:, number].tolist() == [0.125, (0.125 - 1.25) / 2, -1.25]
-        assert loaded.y.tolist() == [1.5, 2, 3.75]
-        assert "w=c 1,5" in loaded.columns.features
-        assert "commas in its numbers are read as decimal points" in loaded.notes[0]
-        # One cell with two commas says that they stand between thousands.
-        loaded = load(save_csv(tmp_path / "b.csv", "u;v;y\n1,234,567;1.5;1\n2,000;2.5;0\n"), "y")
-        assert loaded.x.tolist() == [[1234567, 1.5], [2000, 2.5]]
+    @pytest.mark.parametrize(
+        "text",
+        ["u;v;y\n0,125;1;0\n2,250;2;1\n", "u\tv\n1,5\t1\n2,5\t3\n", "u;y\n1234,567;0\n2;1\n", "0,125;1\n0,5;2\n"],
+    )
+    def test_decimal_commas_are_told(self, tmp_path, text):
+        with pytest.raises(ValueError, match=r"cannot be read as a table: Its numbers have decimal commas \([0-9,]+\)"):
+            load(save_csv(tmp_path / "a.csv", text))
+
+    def test_commas_that_may_stand_between_thousands_do(self, tmp_path):
+        loaded = load(save_csv(tmp_path / "a.csv", "u;w;y\n1,234,567;a 1,5;1\n2,000;b;0\n"), "y")
+        assert loaded.x[:, loaded.columns.features.index("u")].tolist() == [1234567, 2000]
         assert loaded.notes == ()
 
     def test_endings_may_be_written_large(self, tmp_path):

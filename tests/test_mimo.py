@@ -91,6 +91,7 @@ MIXING = {
     "T": lambda z: z.T.T,
     "sum": lambda z: z.sum(-1),
     "flatten": lambda z: z.flatten(1),
+    "mean": lambda z: z - z.mean(1, keepdim=True),
     "input again": None,
 }
 
@@ -117,7 +118,13 @@ def test_layers_that_would_see_all_answers_as_one_are_refused(layer):
 
 @pytest.mark.parametrize(
     "then",
-    [torch.relu, lambda z: z / 3.0 + 1.0, lambda z: torch.nn.functional.softplus(z), lambda z: -z.float().squeeze(-1)],
+    [
+        torch.relu,
+        lambda z: z / 3.0 + 1.0,
+        lambda z: torch.nn.functional.softplus(z),
+        lambda z: -z.float().squeeze(-1),
+        lambda z: z.to(z.dtype).clamp_min(-1.0).square().sqrt().clip(max=2.0).detach().clone(),
+    ],
 )
 def test_what_treats_each_answer_on_its_own_may_follow(then):
     ens = ds.MIMO(lambda: Behind(nn.Linear(4, 3), then), 2).eval()
@@ -132,6 +139,9 @@ def test_what_treats_each_answer_on_its_own_may_follow(then):
         lambda z: z.view(z.size(0), -1),
         lambda z: z.view(z.shape[0], -1),
         lambda z: z.flatten(1),
+        lambda z: z.mean(-1).amax(2),
+        lambda z: z.sum(3, keepdim=True).amax(-1).mean(dim=-1),
+        lambda z: torch.logsumexp(nn.functional.interpolate(z, size=z.shape[-2:], mode="bilinear"), (-2, -1)),
     ],
 )
 def test_maps_may_become_vectors_behind_the_last_layer(then):
@@ -139,3 +149,28 @@ def test_maps_may_become_vectors_behind_the_last_layer(then):
     ens = ds.MIMO(lambda: Behind(nn.Conv2d(3, 5, 3), then), 2).eval()
     maps = nn.functional.conv2d(torch.cat([images, images], 1), ens.net.last.weight, ens.net.last.bias)
     torch.testing.assert_close(ens(images), torch.stack([then(part) for part in maps.chunk(2, 1)]))
+
+
+@pytest.mark.parametrize(
+    "then",
+    [lambda z: z.flatten(1).mean(-1), lambda z: z.mean(-1).mean(-1).mean(-1), lambda z: z.sum(), lambda z: z.amax(1)],
+)
+def test_reductions_of_maps_across_channels_are_refused(then):
+    with pytest.raises(ValueError, match="answers of all members"):
+        ds.MIMO(lambda: Behind(nn.Conv2d(3, 5, 3), then), 2)
+
+
+def test_one_number_may_scale_and_shift_the_answers():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last, self.log_scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(0.5))
+            self.register_buffer("shift", torch.full((1, 1), 2.0))
+
+        def forward(self, x):
+            return self.last(x) * nn.functional.softplus(self.log_scale) + self.shift
+
+    ens = ds.MIMO(Scaled, 2).eval()
+    every = torch.cat([x, x], 1) @ ens.net.last.weight.T + ens.net.last.bias
+    wanted = every * nn.functional.softplus(torch.tensor(0.5)) + 2.0
+    torch.testing.assert_close(ens(x), wanted.unflatten(1, (2, 3)).transpose(0, 1))

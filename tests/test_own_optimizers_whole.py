@@ -222,10 +222,13 @@ def test_what_a_checkpoint_cannot_keep_of_an_optimizer_is_refused(tmp_path):
         return Listing([p for _, p in named])
 
     ds.fit(ds.DeepEnsemble(net, 2), (x, y), epochs=1, optimizer=factory, device="cpu")
+    epochs = []
+    settings = {"epochs": 2, "optimizer": factory, "checkpoint_dir": tmp_path, "callback": epochs.append}
     with pytest.raises(
         ValueError, match=r"Listing keeps 'history' \(list\), and a checkpoint holds numbers and tensors"
     ):
-        ds.fit(ds.DeepEnsemble(net, 2), (x, y), epochs=2, optimizer=factory, checkpoint_dir=tmp_path, device="cpu")
+        ds.fit(ds.DeepEnsemble(net, 2), (x, y), **settings, device="cpu")
+    assert epochs == []
 
 
 def test_state_by_other_names_is_refused(tmp_path, monkeypatch):

@@ -261,6 +261,36 @@ def test_means_over_masked_examples_stay_means_where_they_are_accumulated():
     assert ds.fit(ens, (x, y), **settings).history["loss"] == pytest.approx([math.log(2)])
 
 
+class Masking(ds.objectives.OutputObjective):
+    """An objective of somebody's own that gives others of ours targets that the batch does not have."""
+
+    batches, couples = "own", False
+    inner = ds.objectives.Independent()
+    likelihood = inner.likelihood
+
+    def on_outputs(self, outputs, y, step):
+        y = y.clone()
+        y[..., ::2] = -100
+        y[..., 0, 0] = -100
+        return self.inner.on_outputs(outputs, y, step)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_means_over_changed_targets_stay_means_where_they_are_accumulated(weighted):
+    y = (torch.arange(8 * 5 * 6) % 3 == 0).long().reshape(8, 5, 6)
+    y[0, 1:] = y[5, 2:] = -100
+    data = (torch.ones(8, 1, 5, 6), y) + ((torch.rand(8),) if weighted else ())
+
+    def make():
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), Silent())
+
+    for size, accumulate in ((8, 1), (2, 4)):
+        ens = ds.DeepEnsemble(make, 2)
+        settings = {"objective": Masking(), "epochs": 1, "batch_size": size, "accumulate": accumulate}
+        run = ds.fit(ens, data, **settings, device="cpu")
+        assert run.history["loss"] == pytest.approx([math.log(2)] * 2)
+
+
 @pytest.mark.parametrize("batches", ["own", "shared"])
 def test_accumulating_weighted_batches_of_members_that_share_their_parameters(batches):
     x, y = problem()

@@ -170,6 +170,34 @@ def test_a_network_is_that_of_the_file_beside_the_recipe(tmp_path):
     assert sys.modules["json"] is json
 
 
+def test_networks_of_a_first_recipe_stay_whole_after_a_second(tmp_path):
+    for width, text in (
+        (3, "class Net(nn.Linear): pass\ndef make(): return Net(2, 3)\n"),
+        (5, "def make(): return nn.Linear(2, 5)\n"),
+    ):
+        (tmp_path / str(width)).mkdir()
+        (tmp_path / str(width) / f"nets_of_{width}.py").write_text(f"from torch import nn\n{text}")
+
+    def make(width):
+        model = {"name": f"nets_of_{width}:make", "folder": str(tmp_path / str(width))}
+        return member_factory(model, (2,), width, allow_import=True)()
+
+    first = make(3)
+    make(5)
+    assert sys.modules[type(first).__module__].Net is type(first)
+    assert isinstance(make(3), type(first))
+
+
+def test_a_network_may_lie_in_a_folder_without_init(tmp_path):
+    for width in (3, 5):
+        folder = tmp_path / str(width) / "experiments_here"
+        folder.mkdir(parents=True)
+        (folder / "nets.py").write_text(f"from torch import nn\ndef make(): return nn.Linear(2, {width})\n")
+    for width in (3, 5, 3):
+        model = {"name": "experiments_here.nets:make", "folder": str(tmp_path / str(width))}
+        assert member_factory(model, (2,), width, allow_import=True)().out_features == width
+
+
 @pytest.mark.parametrize("missing", ["data", "model"])
 def test_what_a_recipe_needs_is_named(missing):
     tables = {"data": {"path": "digits"}, "model": {"name": "mlp", "hidden": []}}

@@ -1,6 +1,7 @@
 """Ensembles written to a folder and read again: the same outputs, whatever the kind, and no code from a file."""
 
 import json
+import sys
 from functools import partial
 
 import numpy as np
@@ -182,6 +183,30 @@ def test_a_kind_of_ones_own_is_made_where_it_is_allowed(tmp_path):
     assert torch.equal(ds.predict(again, X), ds.predict(ens, X))
 
 
+def test_a_kind_of_a_script_is_made_where_it_is_allowed(tmp_path, monkeypatch):
+    kind = type("Kind", (ds.DeepEnsemble,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Kind", kind, raising=False)
+    ens = kind(lambda: mlp(4, [8], 3), 2)
+    ds.save(ens, tmp_path)
+    with pytest.raises(ValueError, match=r"allow=\['__main__:Kind'\]"):
+        ds.load(tmp_path)
+    assert torch.equal(ds.load(tmp_path, allow=["__main__:Kind"])(X), ens(X))
+
+
+def with_own(name):
+    net = mlp(4, [8], 3)
+    net[1] = type(name, (nn.Module,), {"forward": lambda self, x: x.relu()})()
+    return net
+
+
+def test_layers_of_other_packages_may_be_renamed_but_not_become_torchs(tmp_path):
+    ens = ds.DeepEnsemble(lambda: with_own("Old"), 2)
+    ds.save(ens, tmp_path)
+    assert torch.equal(ds.load(tmp_path, lambda: with_own("New"))(X), ens(X))
+    with pytest.raises(ValueError, match=r"'net\.1' was a layer of your own and is ReLU"):
+        ds.load(tmp_path, lambda: mlp(4, [8], 3))
+
+
 def changed():
     net = mlp(4, [8], 3, norm=True)
     net[2] = nn.Tanh()
@@ -284,6 +309,17 @@ def test_references_of_an_array_are_kept_as_they_are_read(tmp_path):
     ens = ds.Anchored(mlp(4, [8], 3), references, 3).eval()
     ds.save(ens, tmp_path)
     torch.testing.assert_close(ds.load(tmp_path).references, torch.as_tensor(references).float())
+
+
+def test_an_ensemble_in_place_of_one_network_is_told():
+    ens = ds.DeepEnsemble(lambda: mlp(4, [8], 3, dropout=0.1), 2)
+    for make in (
+        lambda: ds.Masksembles(ens, 2),
+        lambda: ds.MCDropout(ens, 2),
+        lambda: ds.BatchEnsemble(lambda: ens, 2),
+    ):
+        with pytest.raises(ValueError, match="must be one network; got a DeepEnsemble"):
+            make()
 
 
 def test_other_networks_and_damaged_files_are_refused_in_a_sentence(tmp_path):

@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count, repeat
+from itertools import count, repeat, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from dissensus._signatures import need
 from dissensus.data.tables import columns_of, number_of, texts_of
 
-# Quoted cells; numbers with a decimal comma; those whose commas can only stand between thousands.
+# Quoted cells; numbers with a decimal comma; those whose comma cannot stand between thousands.
 _QUOTED = re.compile(r'(?m)(^|[,;\t])( *)"(?:[^"]|"")*"')
-_DECIMAL_COMMA = re.compile(r"\s*([+-]?\d+),(\d+([eE][+-]?\d+)?)\s*")
-_THOUSANDS_COMMA = re.compile(r"\s*[+-]?\d{1,3}(,\d{3})+(,\d{3}|\.\d+)\s*")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
+_NO_THOUSANDS = re.compile(r"[+-]?(0+,\d+|\d{4,},\d+|\d+,(\d{1,2}|\d{4,}))([eE][+-]?\d+)?")
 # How much of a file shows what separates its cells.
 _HEAD = 1 << 16
 
@@ -92,17 +92,16 @@ def unique_names(names: Sequence[str]) -> list[str]:
 def _csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return how pandas is to read a CSV file, by its first lines; also what was assumed."""
     with open(path, encoding="utf-8-sig", errors="replace") as file:
-        head = file.read(_HEAD)
+        head = file.readline() + file.read(_HEAD)
     separator = "\t" if path.suffix.lower() == ".tsv" else _separator(_QUOTED.sub(r"\1\2", head).split("\n"))
     options: dict[str, Any] = {"sep": separator, "header": 0, "skipinitialspace": True, "encoding": "utf-8-sig"}
     notes: tuple[str, ...] = ()
-    if separator == ";" and _has_decimal_commas(path):
-        options["decimal"] = ","
-        notes = ("semicolons separate its cells, so commas in its numbers are read as decimal points",)
+    if separator != ",":
+        _refuse_decimal_commas(head.split("\n")[:-1], separator)
     cells = next(csv.reader(head.split("\n")[:1], delimiter=separator, skipinitialspace=True), [])
     if cells and all(_is_number(cell.strip(), separator) for cell in cells):
         options["header"] = None
-        notes = (*notes, f"its first line holds numbers, so columns are called 0 to {len(cells) - 1}")
+        notes = (f"its first line holds numbers, so columns are called 0 to {len(cells) - 1}",)
     return options, notes
 
 
@@ -125,22 +124,14 @@ def _is_number(text: str, separator: str) -> bool:
     return number_of(text) is not None or (separator != "," and _DECIMAL_COMMA.fullmatch(text) is not None)
 
 
-def _has_decimal_commas(path: Path) -> bool:
-    """Whether a cell of a file with semicolons is a number with a comma, and none has more commas, or one before a point."""
-    found = False
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        for line in file:
-            cells = [cell.strip(' "\n') for cell in line.split(";")] if "," in line else ()
-            if any(map(_THOUSANDS_COMMA.fullmatch, cells)):
-                return False
-            found = found or any(map(_DECIMAL_COMMA.fullmatch, cells))
-    return found
-
-
-def _with_point(text: Any) -> Any:
-    """Return a number with a decimal comma with a point; all else as it is."""
-    found = _DECIMAL_COMMA.fullmatch(text) if isinstance(text, str) else None
-    return f"{found[1]}.{found[2]}" if found else text
+def _refuse_decimal_commas(lines: Sequence[str], separator: str) -> None:
+    """Refuse numbers with decimal commas, which would be words, or a thousand times as large; `1,234` alone is 1234."""
+    rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+    for first, *cells in zip_longest(*rows, fillvalue=""):
+        own = [cell.strip() for cell in cells if cell.strip()] or [first.strip()]
+        told = next(filter(_NO_THOUSANDS.fullmatch, own), None)
+        if told is not None and all(_is_number(cell, separator) for cell in own):
+            raise ValueError(f"Its numbers have decimal commas ({told}). Write them with points.")
 
 
 def _csv_parts(
@@ -156,10 +147,6 @@ def _csv_parts(
         found = pandas.read_csv(file, chunksize=rows, low_memory=False, dtype=dict.fromkeys(names, str), **options)
         for frame in [found] if rows is None else found:
             own = own or _carried_cells(path, options, rows, frame, carried)
-            # Pandas leaves numbers with commas alone where words are among them.
-            for place, kind in enumerate(frame.dtypes) if "decimal" in options else ():
-                if kind.kind == "O":
-                    frame.isetitem(place, frame.iloc[:, place].map(_with_point))
             yield frame, file.tell() / max(path.stat().st_size, 1), next(own)
 
 

@@ -96,13 +96,16 @@ def texts_of(values: np.ndarray) -> list[str | None]:
     return [_text(value) for value in values.tolist()]
 
 
+_FLOATS, _DATES = (float, np.floating), (datetime, np.datetime64)
+
+
 def _text(value: Any) -> str | None:
-    if isinstance(value, float | np.floating):
+    if isinstance(value, _FLOATS):
         return None if value != value else _short(float(value))
     text = str(value).strip()
     if text in MISSING:
         return None
-    if isinstance(value, datetime | np.datetime64):
+    if isinstance(value, _DATES):
         if isinstance(value, datetime) and value.tzinfo is not None:
             value = value.astimezone(UTC).replace(tzinfo=None)
         return _times(np.array([value], dtype="datetime64[us]"))[0]
@@ -203,7 +206,7 @@ class Number(_Readable):
 
     def codes(self, values: np.ndarray, problems: Problems) -> np.ndarray:
         """Return the numbers, as `_Readable.codes` says."""
-        if values.dtype.kind in "iuf" and not self.boolean:
+        if values.dtype.kind == "b" or (values.dtype.kind in "iuf" and not self.boolean):
             numbers = values.astype(np.float64)
         else:
             texts = texts_of(values)

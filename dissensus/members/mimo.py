@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from dissensus.nets.dropout import plain_dropout, put_layer
 from dissensus.nets.graphs import (
     LAYERS,
     Traced,
+    axes_of,
     channel_parameters,
     channelwise,
     describe,
@@ -23,7 +25,9 @@ from dissensus.nets.graphs import (
     flattens,
     function_name,
     like,
+    looks,
     nearest_layers,
+    only_input,
     whole_graph,
 )
 from dissensus.randomness import derive, fold, permutation, seeded, uniform
@@ -162,8 +166,12 @@ def _widened(net: nn.Module, count: int) -> tuple[nn.Module, tuple[int, int]]:
     return net, (-1 if first_is_linear and not flat else 1, -1 if last_is_linear else 1)
 
 
-# Functions and methods of one tensor that change no place of a value along the axis of answers, or only tell shapes.
-_ONE_BY_ONE = "add sub mul truediv div neg pow exp log abs clamp float double half to squeeze size"
+# Functions and methods of one tensor that change no place of a value along the axis of answers, and those that leave out axes.
+_ONE_BY_ONE = (
+    "add sub mul truediv div neg pow sqrt square exp expm1 log log1p abs clamp clip clampmin clampmax "
+    "float double half bfloat16 to detach clone squeeze"
+)
+_REDUCTIONS = "mean sum amax amin logsumexp"
 
 
 def _check_answers_stay_apart(part: Traced, last: fx.Node, after: set[fx.Node]) -> None:
@@ -183,13 +191,46 @@ def _keeps_apart(part: Traced, node: fx.Node, spatial: bool) -> bool:
     if channelwise(effect, spatial) or (spatial and effect in ("flattens", "averages")):
         # A parameter a channel has the width of one answer.
         return not channel_parameters(module)
-    shape = function_name(node) == "getattr" and node.args[1] == "shape"
-    part_of_shape = function_name(node) == "getitem" and function_name(node.all_input_nodes[0]) in ("size", "getattr")
-    return (
-        shape
-        or part_of_shape
-        or (function_name(node).rstrip("_") in _ONE_BY_ONE.split() and len(node.all_input_nodes) == 1)
-    )
+    return _is_one_by_one(part, node) or (spatial and _reduces_positions(part, node))
+
+
+def _is_one_by_one(part: Traced, node: fx.Node) -> bool:
+    if _is_one_number(part, node) or _tells(node):
+        return True
+    values = [each for each in node.all_input_nodes if not (_is_one_number(part, each) or _tells(each))]
+    return len(values) == 1 and function_name(node).replace("_", "") in _ONE_BY_ONE.split()
+
+
+def _reduces_positions(part: Traced, node: fx.Node) -> bool:
+    if function_name(node) not in _REDUCTIONS.split():
+        return False
+    axes, left = axes_of(node), _positions(part, node.all_input_nodes[0])
+    return bool(axes) and all(axis >= 2 or -left <= axis < 0 for axis in axes)
+
+
+def _positions(part: Traced, node: fx.Node) -> int:
+    """Return how many axes of positions a value has that comes from a convolution, behind that of its channels."""
+    layer: Any = part.module(node)
+    if type(layer) in LAYERS:
+        return len(layer.kernel_size)
+    before = only_input(node)
+    if before is None or effect_of(part, node) in ("flattens", "averages"):
+        return 0
+    reduces = function_name(node) in _REDUCTIONS.split() and True not in (node.kwargs.get("keepdim"), *node.args[2:])
+    return _positions(part, before) - (len(axes_of(node)) if reduces else 0)
+
+
+def _tells(node: fx.Node) -> bool:
+    """Whether a node is a type, a device, or of a shape."""
+    return looks(node) or (function_name(node) == "getitem" and looks(node.all_input_nodes[0]))
+
+
+def _is_one_number(part: Traced, node: fx.Node) -> bool:
+    """Whether a node is a parameter or buffer of one number, or computed of such alone."""
+    if node.op == "get_attr":
+        return bool(attrgetter(str(node.target))(part.root).numel() == 1)
+    inputs = [] if type(part.module(node)) in LAYERS else node.all_input_nodes
+    return bool(inputs) and all(_is_one_number(part, each) for each in inputs)
 
 
 def _only(part: Traced, layers: set[fx.Node], what: str) -> fx.Node:

@@ -198,5 +198,7 @@ def new(make_net: Callable[[], nn.Module], num_members: int) -> nn.Module:
 def adopt(net: nn.Module, num_members: int) -> nn.Module:
     """Return a copy of a user's network, or say what is wrong with it or with the number of members."""
     whole_number("num_members", num_members, 1)
+    if isinstance(net, Members):
+        raise ValueError(f"The network must be one network; got a {type(net).__name__}. Take one of its members.")
     check_nets([net])
     return copy.deepcopy(net)

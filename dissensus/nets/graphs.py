@@ -29,7 +29,7 @@ _NAMES: Mapping[Effect, str] = {
     "moves zero": "sigmoid softplus hardtanh hardsigmoid logsigmoid",
     "passes": "identity dropout dropout1d dropout2d dropout3d alphadropout featurealphadropout keyeddropout contiguous",
     "normalises": "_BatchNorm",
-    "pools": "upsample "
+    "pools": "upsample interpolate "
     + " ".join(f"{kind}pool{n}d" for n in (1, 2, 3) for kind in ("max", "avg", "adaptiveavg", "adaptivemax")),
 }
 
@@ -126,12 +126,17 @@ def flattens(part: Traced, node: fx.Node) -> bool:
     return name in ("view", "reshape") and len(arguments) == 2 and bool(arguments[1] == -1)
 
 
+def axes_of(node: fx.Node) -> list[int]:
+    """Return the axes that a function or method takes, none where it names none."""
+    axes = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+    axes = axes if isinstance(axes, list | tuple) else [axes]
+    return [axis for axis in axes if isinstance(axis, int)]
+
+
 def _averages(node: fx.Node) -> bool:
     if function_name(node) != "mean" or node.kwargs.get("keepdim", False) or len(node.args) > 2:
         return False
-    axes = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
-    wanted: tuple[set[Any], ...] = ({2, 3}, {-1, -2})
-    return isinstance(axes, list | tuple) and set(axes) in wanted
+    return set(axes_of(node)) in ({2, 3}, {-1, -2})
 
 
 # Layers that say how many features they give: the attribute that does, and the axis of the features.
@@ -368,13 +373,14 @@ def masked_node(part: Traced, node: fx.Node) -> fx.Node | None:
 
 def _takers(node: fx.Node) -> list[fx.Node]:
     """Return the operations that use a node's values, not its shape alone."""
-    looks = ("shape", "ndim", "device", "dtype")
-    return [
-        user
-        for user in node.users
-        if not (user.op == "call_method" and user.target in ("size", "dim"))
-        and not (user.target is getattr and user.args[1] in looks)
-    ]
+    return [user for user in node.users if not looks(user)]
+
+
+def looks(node: fx.Node) -> bool:
+    """Whether a node tells of a tensor what it is like, not its values."""
+    if node.target is getattr:
+        return node.args[1] in ("shape", "ndim", "device", "dtype")
+    return node.op == "call_method" and node.target in ("size", "dim")
 
 
 def past_norms(part: Traced, node: fx.Node) -> fx.Node:

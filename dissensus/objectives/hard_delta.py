@@ -317,9 +317,6 @@ class MaskedUniform(Wrapper):
         classes = outputs.shape[-1]
         targets = torch.where(masked[..., None], 1 / classes, class_targets(y, classes))
         assert isinstance(self.inner, OutputObjective)
-        if getattr(self.inner, "class_weights", None) is not None:
-            # How much the whole batch counts by class depends on what is masked in its other parts.
-            step = replace(step, whole=None)
         return self.inner.on_outputs_of(members, outputs, targets, step)
 
 

@@ -34,11 +34,25 @@ BatchNorm = Literal["eval", "mix", "train"]
 
 @dataclass(frozen=True)
 class Whole:
-    """The batch that a step takes part by part: its targets, its weights, and the part's share of its examples."""
+    """The batch that a step takes part by part: its targets and weights, those of the part, and the part's share of its examples."""
 
     y: Tensor
     weights: Tensor | None
+    part_y: Tensor
+    part_weights: Tensor | None
     share: float
+
+    @property
+    def factor(self) -> Tensor | float:
+        """By what a mean over the part is multiplied so that parts count by their weights where they are added up by their shares."""
+        if self.weights is None or self.part_weights is None:
+            return 1.0
+        return _total(self.part_weights) / (self.share * _total(self.weights))
+
+
+def _total(weights: Tensor) -> Tensor:
+    """Return the sum of weights; a batch in which nothing counts has loss zero."""
+    return weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
 @dataclass
@@ -76,26 +90,26 @@ class Step:
     def mean(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return means over the batch, the last axis, of losses of its examples: sum(w · loss) / sum(w), by the step's own weights.
 
-        Of a part of a batch it is sum(w · loss) over the part's share of the whole's sum(w): added up by their shares, parts give the
-        whole's mean.
+        Of a part of a batch it is sum(w · loss) over the part's share of the whole's sum(w), so that parts added up by their shares give
+        the whole's mean; by weights that the whole does not have, the part's mean times `whole.factor`.
         """
-        whole = self.whole if weights is None else None
+        own, whole = weights is None, self.whole
         weights = self.weights if weights is None else weights
         if weights is None:
             return losses.mean(-1)
         weights = weights.to(losses.dtype)
-        total = weights.sum(-1)
-        if whole is not None and whole.weights is not None:
-            total = whole.share * whole.weights.to(losses.dtype).sum(-1)
-        # A batch in which nothing counts has loss zero.
-        return (weights * losses).sum(-1) / total.clamp_min(torch.finfo(losses.dtype).tiny)
+        if whole is None or whole.weights is None:
+            return (weights * losses).sum(-1) / _total(weights)
+        if own and self.weights is whole.part_weights:
+            return (weights * losses).sum(-1) / (whole.share * _total(whole.weights.to(losses.dtype)))
+        return (weights * losses).sum(-1) / _total(weights) * whole.factor
 
     def weighing(self, y: Tensor, weigh: Weigh) -> "Step":
-        """Return this step with other weights for `mean`, and with the whole's where it is a part: `weigh(targets, weights)`."""
-        whole = self.whole
-        if whole is not None:
-            whole = replace(whole, weights=weigh(whole.y, whole.weights))
-        return replace(self, weights=weigh(y, self.weights), whole=whole)
+        """Return this step with other weights for `mean`, `weigh(targets, weights)`; the whole's too where these are a part's own."""
+        whole, weights = self.whole, weigh(y, self.weights)
+        if whole is not None and y is whole.part_y and self.weights is whole.part_weights:
+            whole = replace(whole, weights=weigh(whole.y, whole.weights), part_weights=weights)
+        return replace(self, weights=weights, whole=whole)
 
     def inputs(self, name: str, like: Any) -> Any:
         """Return the batch of a second stream of inputs, real numbers in the precision of `like`; None where there is none."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -221,31 +221,26 @@ _BROUGHT: set[str] = set()
 
 
 def _forget_others(name: str, places: Sequence[str]) -> None:
-    """Drop modules of recipes in other folders where this one's import would find another file, or none."""
+    """Drop modules of recipes in other folders where this one's import finds another file."""
     for top in {name.partition(".")[0], *_BROUGHT} & sys.modules.keys():
-        if top in _BROUGHT or PathFinder.find_spec(top, places) is not None:
-            found, cached = PathFinder.find_spec(top), getattr(sys.modules[top], "__spec__", None)
-            if cached is not None and _files(found) != _files(cached):
-                for each in [each for each in sys.modules if each == top or each.startswith(f"{top}.")]:
-                    del sys.modules[each]
+        found = PathFinder.find_spec(top, [*places, *sys.path] if top in _BROUGHT else places)
+        if found is not None and not _is_of(sys.modules.get(name if name.startswith(f"{top}.") else top), found):
+            for each in [each for each in sys.modules if each == top or each.startswith(f"{top}.")]:
+                del sys.modules[each]
 
 
-def _lies_in(places: Sequence[str], top: str) -> bool:
-    found = PathFinder.find_spec(top, places)
-    return found is not None and _files(found) == _files(getattr(sys.modules.get(top), "__spec__", None))
-
-
-def _files(spec: ModuleSpec | None) -> list[str | None]:
-    """Return the file of a module, or the folders of a package."""
-    if spec is None:
-        return []
-    return [spec.origin] if spec.submodule_search_locations is None else [*spec.submodule_search_locations]
+def _is_of(module: ModuleType | None, found: ModuleSpec) -> bool:
+    """Whether a module is what is found by its top name, or lies in the package that is; one without a file is taken for it."""
+    file = getattr(module, "__file__", None)
+    if file is None or found.submodule_search_locations is None:
+        return file is None or file == found.origin
+    return any(Path(file).is_relative_to(place) for place in found.submodule_search_locations)
 
 
 def _import_factory(name: str, folder: str) -> Callable[..., nn.Module]:
     module_name, _, attribute = name.partition(":")
     # A module beside the recipe is found and, as `python -m` does, one in the working folder.
-    before, known = list(sys.path), dict(sys.modules)
+    before, known = list(sys.path), set(sys.modules)
     sys.path[:0] = places = [folder, str(Path.cwd())]
     try:
         _forget_others(module_name, places)
@@ -253,8 +248,8 @@ def _import_factory(name: str, folder: str) -> Callable[..., nn.Module]:
     except Exception as problem:  # whatever a module of the user's does
         raise ValueError(f"The module {module_name} of [model] cannot be imported: {_where(problem)}.") from problem
     finally:
-        new = {name.partition(".")[0] for name, module in sys.modules.items() if known.get(name) is not module}
-        _BROUGHT.update(top for top in new if _lies_in(places, top))
+        tops = {each.partition(".")[0] for each in sys.modules.keys() - known}
+        _BROUGHT.update(top for top in tops - known if PathFinder.find_spec(top, places) is not None)
         sys.path[:] = before
     make = getattr(module, attribute, None)
     if not callable(make):

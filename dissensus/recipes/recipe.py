@@ -241,17 +241,29 @@ class Recipe:
                     log.warning("%s", note)
         return run
 
-    def check_same(self, stored: "Recipe", folder: Path) -> None:
-        """Refuse to go on with a run of another recipe."""
+    def check_same(self, stored: "Recipe", folder: Path, *, moved: bool = False) -> None:
+        """Refuse to go on with a run of another recipe.
+
+        Where the run may have been made in another place, of paths the names count, and what is left to the data here does not.
+        """
         tables = (tomllib.loads(recipe.to_toml()) for recipe in (self, stored))
         here, there = ({(table, key): own[key] for table, own in each.items() for key in own} for each in tables)
         for table, key in {**there, **here}:
             one, other = there.get((table, key)), here.get((table, key))
-            if one != other and key not in _NOT_COMPARED:
+            alike = one == other or (moved and _same_elsewhere(one, other))
+            if not alike and key not in _NOT_COMPARED:
                 raise ValueError(
                     f"The run in {folder} has another recipe: {key} in [{table}] is {one!r} there and {other!r} here. "
                     "Give the same recipe, or choose another folder."
                 )
+
+
+def _same_elsewhere(there: Any, here: Any) -> bool:
+    """Whether a value is left to the data, or both are paths of files of one name."""
+    paths = [Path(each) for each in (there, here) if isinstance(each, str)]
+    return here in (None, AUTO) or (
+        len(paths) == 2 and all(p.is_absolute() for p in paths) and paths[0].name == paths[1].name
+    )
 
 
 def _check_tables(tables: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """A finished run and new inputs in; for every input a prediction and how uncertain it is out, a part of a file at a time."""
 
 import csv
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from dissensus._signatures import need
 from dissensus.data.files import TABLE_ENDINGS, Loaded
 from dissensus.data.frames import Part as TablePart
 from dissensus.data.frames import table_parts, unique_names
-from dissensus.data.tables import LeftOut
+from dissensus.data.tables import LeftOut, columns_of, number_of, texts_of
 from dissensus.predictions import predict
 from dissensus.recipes.alarms import Calibration, by_target, calibrated_columns
 from dissensus.recipes.data import label_names
@@ -136,8 +137,7 @@ def parts_of(run: LoadedRun, source: str, carry: Sequence[str]) -> Iterator[Part
     if columns is not None and path.is_file() and path.suffix.lower() in TABLE_ENDINGS:
         identifiers = [c.name for c in columns.columns if isinstance(c, LeftOut) and "no two alike" in c.note]
         copied = [name for name in dict.fromkeys([*identifiers, *carry]) if name != run.preprocessing.target]
-        wanted = [*copied, *filter(None, [run.preprocessing.target])]
-        for part in table_parts(path, columns.texts, _ROWS, wanted):
+        for part in table_parts(path, columns.texts, _ROWS, copied):
             if lacking := [name for name in carry if name not in part.frame]:
                 raise ValueError(
                     f"There is no column {lacking[0]!r} to carry; there are {', '.join(part.frame.columns)}."
@@ -155,7 +155,7 @@ def _part_of_table(run: LoadedRun, part: TablePart, copied: Sequence[str]) -> Pa
     x, problems = columns.encode(part.frame)
     kept = np.array([row for row in range(len(x)) if row not in problems], dtype=np.int64)
     found = {name: _rows(values, kept) for name, values in part.carried.items()}
-    label = {"label": found[target]} if target in found else {}
+    label = {"label": _labels(run, part.frame, target, kept)} if target in part.frame else {}
     notes = tuple(
         f"column {name!r} holds values that training never saw ({', '.join(map(repr, texts[:3]))}), read as none of its own"
         for name, texts in columns.unseen(part.frame).items()
@@ -168,6 +168,15 @@ def _part_of_table(run: LoadedRun, part: TablePart, copied: Sequence[str]) -> Pa
         share=part.share,
         notes=notes,
     )
+
+
+def _labels(run: LoadedRun, frame: Any, target: str | None, kept: np.ndarray) -> Any:
+    """Return the targets of some rows as the run reads them: texts, as its predictions are, or numbers."""
+    texts = texts_of(columns_of(frame[[target]])[str(target)][kept])
+    if run.preprocessing.classes is not None:
+        return texts
+    numbers = (None if text is None else number_of(text) for text in texts)
+    return np.array([math.nan if number is None else number for number in numbers])
 
 
 def _rows(values: Any, kept: np.ndarray) -> Any:
@@ -235,7 +244,11 @@ def table_writer(path: Path, ending: str) -> Iterator[Callable[[Table], None]]:
 
         def write(table: Table) -> None:
             nonlocal writer
-            rows = pyarrow.table(table, schema=None if writer is None else writer.schema)
+            # Lists are of texts, also where all of a part are missing.
+            columns = {
+                name: pyarrow.array(own, "string") if isinstance(own, list) else own for name, own in table.items()
+            }
+            rows = pyarrow.table(columns, schema=None if writer is None else writer.schema)
             writer = writer or stack.enter_context(ParquetWriter(path, rows.schema))
             writer.write_table(rows)
 

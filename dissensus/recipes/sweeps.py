@@ -138,14 +138,10 @@ def run_sweep(
 
 def _check_finished(recipe: Path, folder: Path, arms: Mapping[str, list[str]], options: Sequence[str]) -> None:
     """Refuse to go on beside finished arms that another recipe, or other `--set` among the options, trained."""
-    read: Any = None
     changes = [option.removeprefix(_SET) for option in options if option.startswith(_SET)]
     for name, own in arms.items():
         if is_finished(folder / name):
-            described = Recipe.read(recipe, [*own, *changes])
-            if (described.data, described.objective) != read:  # which most arms share
-                read, sets = (described.data, described.objective), described.load_sets()
-            described.settled(sets).check_same(Recipe.read(folder / name), folder / name)
+            Recipe.read(recipe, [*own, *changes]).check_same(Recipe.read(folder / name), folder / name, moved=True)
 
 
 def train_arm(recipe: Path, folder: Path, options: Sequence[str], name: str, changes: Sequence[str]) -> str:

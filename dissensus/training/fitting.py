@@ -326,7 +326,8 @@ def fit(
         clip_value: Largest size of each number in a gradient.
         accumulate: How many batches a step takes one after another, adding up their gradients: as one batch of that many times the
             size, also where examples, classes or positions count by weights, with the memory of one. But for BatchNorm, objectives that
-            compare examples or leave some out, and those of your own that take weighted means other than by `step.mean`.
+            compare examples or leave some out, and those of your own that change targets or take weighted means other than by
+            `step.mean`.
         ema: Decay of an exponential average of the weights over steps, such as 0.999. Validation, selection and the result are
             then of the averaged weights; buffers (BatchNorm's statistics) are the last ones. Not for members that are weights on
             the way (snapshots, SWAG).

@@ -214,13 +214,14 @@ class TrainStep:
             share = (part.stop - part.start) / size
             # Not the step's own noise again: parts would share their dropout and perturbations.
             inner.x, inner.y = begun.x[where], begun.y[where]
+            weights = None if step.weights is None else step.weights[where]
             inner.step = replace(
                 step,
                 member_keys=fold(step.member_keys, place),
                 shared_key=fold(step.shared_key, place),
                 streams={name: stream[where] for name, stream in step.streams.items()},
-                weights=None if step.weights is None else step.weights[where],
-                whole=Whole(begun.y, step.weights, share),
+                weights=weights,
+                whole=Whole(begun.y, step.weights, inner.y, weights, share),
             )
             gradients, parts = self._gradients(inner)
             for index, gradient in enumerate(gradients):

@@ -309,6 +309,12 @@ class Trainer:
         engine, taken = None if self._as_written() else self._engine(size), 1
         if engine is None:
             self.step(self.state, size)
+            if (
+                self.folder is not None
+                and self.result.step == 0
+                and isinstance(self.step.optimizer, SeparateOptimizers)
+            ):
+                self.step.optimizer.state()  # which says whether it can be kept, before an epoch is spent
         else:
             limit = self.feed.alike(self.result.step % self.feed.steps_per_epoch)
             if (every := self.settings.check_every) != "epoch":
