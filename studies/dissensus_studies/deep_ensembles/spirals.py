@@ -212,7 +212,7 @@ def classification_claims(results: Results) -> list[Claim]:
             [value for arm in pair for value in results[arm][name].values]
             for pair in (list(ARMS)[::2], list(ARMS)[1::2])
         )
-        claims.append(Claim.compared(statement, expected, {"both losses:": Comparison.of(plain, attacked)}))
+        claims.append(Claim.compared(statement, expected, {"both losses": Comparison.of(plain, attacked)}))
     return claims
 
 
