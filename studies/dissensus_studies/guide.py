@@ -6,7 +6,6 @@ from statistics import fmean
 import pandas as pd
 
 from dissensus.scores import SCORES
-from dissensus_studies import masksembles
 from dissensus_studies.alarms import SHOWN_RATE, mean_shares
 from dissensus_studies.choosing import COMBINATIONS, Setting
 from dissensus_studies.diversification.recorded import PARTS, kept_heads
@@ -22,6 +21,7 @@ from dissensus_studies.recorded import (
     markdown,
     mean_text,
     noise_sentence,
+    paired,
     span,
     template,
     whole_runs,
@@ -51,7 +51,7 @@ _COSTS: Mapping[str, Mapping[str, tuple[str, float, int]]] = {
 
 def guide(records: Mapping[str, Sequence[Record]]) -> str:
     """Return the guide with its tables and sentences, of the records that it rests on, by name."""
-    rows, heads, masks = (records[name] for name in ("choosing", "diversification", "masksembles"))
+    rows, heads = records["choosing"], records["diversification"]
     long = ended(records["anchoring"])
     parts = {
         **kinds_texts(rows, "resnet18"),
@@ -62,7 +62,6 @@ def guide(records: Mapping[str, Sequence[Record]]) -> str:
         "rings": rings_table(records["alarms"]),
         "rings-how": rings_sentence(records["alarms"]),
         "rings-figure": rings_alt(records["alarms"]),
-        "longer": masksembles.best_sentence(masksembles.shown(masks)),
     }
     text = template("choosing.md")
     for name, part in parts.items():
@@ -138,11 +137,11 @@ def kinds_texts(rows: Sequence[Record], network: str) -> dict[str, str]:
     return {
         "kinds": kinds_table(rows, network),
         "setting": f"CIFAR-10, {NETWORKS_SAID[network]}, four members, {_machine(found[longest])}: "
-        f"**every arm trained for the same {longest} seconds**{folded}. {repeats}",
+        f"**every arm trained for the same {longest} seconds**{_took(found[longest], longest)}{folded}. {repeats}",
         "figure": f"NLL on test images against the microseconds that a prediction of all members takes, after {longest} seconds of "
         f"training; the lowest NLL has {names[0]}, the highest {names[-1]}",
         "absent": f"In the study, but not in the table: {'; '.join(absent) or 'nothing'}.",
-        "command": f"dissensus study choosing --network {network} --seconds {longest} --repeats {counts[-1]}",
+        "command": f"dissensus study choosing --network {network} --seconds {longest} --repeats {counts[-1]} --data DIR",
         "compared": "; ".join(filter(None, (_compared(seconds, kinds(own)) for seconds, own in found.items()))),
     }
 
@@ -160,13 +159,26 @@ def _machine(rows: Sequence[Record]) -> str:
     return f"{'one thread' if threads == {1} else f'{span(threads)} threads'} of {names}"
 
 
+def _took(rows: Sequence[Record], seconds: int) -> str:
+    """Say how long training really took, but that of heads, which is the last part of theirs."""
+    whole = [row["numbers"] for row in rows if not row["numbers"]["family"].startswith("heads")]
+    least, most = (pick(float(each["training"]["seconds"]) for each in whole) for pick in (min, max))
+    return f" ({least:.0f} to {most:.0f})" if most - least > 0.1 * seconds else ""
+
+
 def _compared(seconds: int, families: Mapping[str, pd.DataFrame]) -> str:
     """Say what one network, and four that share the time, are worth after so many seconds; nothing before both were run."""
     if not families.keys() >= {"single", "deep"}:
         return ""
     both = [[_over_seeds(families[n], f"test.{m}") for m in ("accuracy", "nll", "ece")] for n in ("single", "deep")]
     (accuracy, nll, ece), others = both
-    return f"in {seconds} seconds accuracy {accuracy}, NLL {nll}, ECE {ece}, and {', '.join(others)}"
+    told = f"in {seconds} seconds accuracy {accuracy}, NLL {nll}, ECE {ece}, and {', '.join(others)}"
+    single, deep = (families[name].set_index("setting.seed") for name in ("single", "deep"))
+    gaps = {name: paired(single, deep, f"test.{name}") for name in ("accuracy", "nll", "ece")}
+    if len(gaps["nll"].values) < 2:
+        return told
+    apart = " and ".join(name for name, gap in gaps.items() if gap.sign)
+    return f"{told}; seed by seed {f'they differ in {apart}' if apart else 'all within noise'}"
 
 
 def ended(rows: Iterable[Record]) -> pd.DataFrame:

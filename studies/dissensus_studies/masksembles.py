@@ -499,15 +499,6 @@ def batches_sentence(rows: Sequence[Record]) -> str:
     )
 
 
-def best_sentence(rows: Sequence[Record]) -> str:
-    """Say which row of the table has the highest accuracy, of how many, after how long a training."""
-    own = [row for row in rows if row["table"] == TABLE]
-    best = max(own, key=lambda row: float((row.get("means") or row["numbers"])["accuracy"]))
-    seeds = max(map(len, trained(rows).values()), default=1)
-    repeats = "one seed" if seeds == 1 else f"{seeds} seeds"
-    return f"{best['arm'][0]} was most accurate of {len(own)} arms with {epochs_of(rows)} epochs each, {repeats}"
-
-
 def judged_claims(rows: Sequence[Record]) -> dict[str, dict[str, Record]]:
     """Return what replaces a claim's line, by table and text, for the claims on trained networks."""
     families = trained(rows)

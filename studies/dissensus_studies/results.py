@@ -157,6 +157,7 @@ def pages(records: Path = RECORDS) -> dict[str, str]:
     held = f"{sum(claim['verdict'] == VERDICTS[0] for claim in claims)} of {len(claims) - short}"
     for words, number in (
         (r"\d+ of \d+(?=\n\nclaims of five papers)", held),
+        (r"\d+(?= of them on other data)", str(sum(claim.get("data") == "other" for claim in claims))),
         (r"\d+(?= more have shorter runs)", str(short)),
     ):
         landing, times = re.subn(words, number, landing)
@@ -199,11 +200,16 @@ def measured_of(claim: Record) -> list[str]:
     return [f"{name} {text}".strip() for name, text in zip(names, claim["measured"], strict=True) if text]
 
 
+def _verdict(claim: Record) -> str:
+    """Return a claim's verdict, and whether other data stood in for the document's."""
+    return f"**{claim['verdict']}**{' on other data' if claim.get('data') == 'other' else ''}"
+
+
 def _short_table(claims: Sequence[Record]) -> str:
     """Return claims with verdict, what was measured and seeds."""
     lines = []
     for claim in claims:
-        verdict, measured = f"**{claim['verdict']}**", measured_of(claim)
+        verdict, measured = _verdict(claim), measured_of(claim)
         if claim["verdict"] == VERDICTS[-1]:
             said = claim["note"].startswith(("not tested", "other data", "void"))
             verdict = claim["note"] if said else f"short runs only: {claim['note']}"
@@ -318,9 +324,13 @@ def claims_page(claims: Sequence[Record]) -> str:
         name = claim["table"].split("/")[0]
         note = f": {claim['note']}" if claim["note"] not in ("", claim["verdict"]) else ""
         # A note may point to a place of its own page.
-        verdict = f"**{claim['verdict']}**" + note.replace("](#", f"]({name}.md#")
+        verdict = _verdict(claim) + note.replace("](#", f"]({name}.md#")
         numbers, seeds = "; ".join(measured_of(claim)), str(claim["seeds"] or "")
-        start, end = [claim["document"], claim["claim"], verdict], [f"`{claim['command']}`", f"`{name}.jsonl`"]
+        start, command = (
+            [claim["document"], claim["claim"], verdict],
+            f"`{claim['command']}`" if claim["command"] else "",
+        )
+        end = [command, f"`{name}.jsonl`"]
         lines.append([*start, numbers, seeds, claim["setting"], *end])
     header = ["document", "claim", "verdict", "numbers", "seeds", "setting", "command", "record"]
     of_each = {title: [c for c in claims if c["document"] == number] for number, title in DOCUMENTS.items()}
@@ -334,6 +344,7 @@ def claims_page(claims: Sequence[Record]) -> str:
     return re.sub(r"^<!-- main (\S+) (.*) -->$", main_ones, template("claims.md"), flags=re.MULTILINE).format(
         count=len(claims),
         said=_counted(claims, VERDICTS),
+        elsewhere=sum(claim.get("data") == "other" for claim in claims),
         drawn="; ".join(f"{title}: {_counted(own)}" for title, own in of_each.items()),
         every_claim=markdown(header, lines),
     )

@@ -69,7 +69,7 @@ def test_arms_are_recorded_with_every_number_and_compared_with_independent_heads
     page = STUDIES["diversification"].run(tmp_path / "out", **options)
     lines = (tmp_path / "out" / "arms.jsonl").read_text(encoding="utf-8").splitlines()
     records = {entry["arm"]: entry["record"] for entry in map(json.loads, lines)}
-    assert len(records) == 27 + 3
+    assert len(records) == 37 + 3
     rows = {record["setting"]["method"] for record in records.values()}
     assert rows == {"deep", "diverse", "ldr", "a2d", "divdis", "two-stage", "joint"}
     others = records["heads pretrained C=40 a2d=0.1 source=2 M=5 seed=0"]
@@ -88,6 +88,7 @@ def test_arms_are_recorded_with_every_number_and_compared_with_independent_heads
     assert guided["test"]["ece_floor"] > 0
     # Each of five takes as many steps as alone: two are drawn.
     assert guided["training"]["epochs"] == 5
+    assert records["heads pretrained C=40 ldr=0.5 share A=2 fixed M=5 seed=0"]["training"]["epochs"] == 2
     before = (tmp_path / "out" / "arms.jsonl").read_text(encoding="utf-8")
     STUDIES["diversification"].run(tmp_path / "out", **options)
     assert (tmp_path / "out" / "arms.jsonl").read_text(encoding="utf-8") == before

@@ -60,7 +60,11 @@ def test_every_line_of_the_record_says_what_it_is(path):
     if path.stem == "claims":
         claims = [row for row in rows if "claim" in row]
         assert {claim["verdict"] for claim in claims} <= {*results.VERDICTS}
-        assert all(claim["command"].startswith(("dissensus study", "pytest tests/")) for claim in claims)
+        untested = [claim for claim in claims if claim["command"] == ""]
+        assert [claim["note"] for claim in untested] == ["not tested: needs ImageNet"]
+        tested = (claim["command"] for claim in claims if claim not in untested)
+        assert all(command.startswith(("dissensus study", "pytest tests/")) for command in tested)
+        assert {claim["document"] for claim in claims if claim.get("data") == "other"} == {"002"}
         assert {claim["document"] for claim in claims} == {"000", "001", "002", "003", "004"}
         return
     for row in rows:
@@ -398,10 +402,6 @@ def test_masks_that_were_trained_to_the_end_replace_what_only_the_page_had(tmp_p
     assert "12 epochs" not in page.replace("dissensus study", "")
     assert "thin masks S" not in page
     assert "<!--" not in page
-    assert (
-        "deep ensemble was most accurate of 8 arms with 40 epochs each, 2 seeds"
-        in results.pages(tmp_path)["../choosing.md"]
-    )
     claims = {claim["claim"]: claim for claim in results.load("claims", tmp_path) if "claim" in claim}
     verdicts = {text: claims[text]["verdict"] for text in claims if claims[text].get("document") == "000"}
     *found, on_imagenet = verdicts.values()
@@ -449,7 +449,12 @@ def _kind_arm(family, nll, seconds, seed=0, network=None):
         "family": family,
         "members": [0.89, 0.9],
         **{"test": test, "auroc": auroc, "corrupted": {"all": {"accuracy": 0.7}}},
-        **{"training": {"epochs": 8}, "images_a_second": 28_000.0, "made": MADE, "arm_seconds": seconds},
+        **{
+            "training": {"epochs": 8, "seconds": seconds},
+            "images_a_second": 28_000.0,
+            "made": MADE,
+            "arm_seconds": seconds,
+        },
     }
     settings = {"data": "cifar10", "epochs": None, "limit": None, "quick": False, "images": 40000, "seconds": seconds}
     if network is not None:
@@ -513,7 +518,14 @@ def test_what_drawing_costs_is_judged_by_the_fastest_of_seeds():
     rows = [row(*drawn, ms * slow) for drawn, ms in times.items() for slow in (1.0, 1.4 if drawn == (2, 50) else 1.0)]
     (found,) = diversification.judged_times(rows).values()
     assert (found["verdict"], found["seeds"]) == ("reproduced", 2)
-    assert found["measured"][0].startswith("1.50, 2.00, 2.50 times as long for 3, 4 and 5 of 5 as for 2, 4.0 times")
+    assert found["measured"][0] == "(3, 4 and 5 of 5 take 1.50, 2.00, 2.50 times as long as 2, 10 of 50 4.0 times)"
+    # A little faster with one more is noise; as fast with five as with two is not what the document says.
+    (noisy,) = diversification.judged_times(
+        [row(*drawn, 19 if drawn == (5, 5) else ms) for drawn, ms in times.items()]
+    ).values()
+    assert noisy["verdict"] == "reproduced"
+    (flat,) = diversification.judged_times([row(*drawn, min(ms, 12)) for drawn, ms in times.items()]).values()
+    assert flat["note"] == "reproduced for pairs; not reproduced for the more are drawn"
     (slow,) = diversification.judged_times([row(2, 50, 20), *rows[:10], *rows[12:]]).values()
     assert (slow["verdict"], slow["note"]) == (
         "not reproduced",

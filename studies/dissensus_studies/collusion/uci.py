@@ -317,7 +317,7 @@ def run(
     """
     # The Gaussian process behind the search needs scipy.
     if any(find_spec(name) is None for name in ("optuna", "scipy")):
-        raise ModuleNotFoundError("The search needs optuna. Install with: pip install 'dissensus[studies]'")
+        raise ModuleNotFoundError("The search needs optuna. Install with: pip install -e ./studies")
     if setting not in (None, "tangos", "train+validation"):
         raise ValueError(f"`setting` must be 'tangos', 'train+validation' or left out; got {setting!r}.")
     preparation: Preparation = "tangos" if setting == "tangos" else "document"

@@ -165,7 +165,10 @@ def pretrained_settings(classes: int, outputs: int, seed: int) -> list[Setting]:
         (family, "ldr={0.1,1} {none,share} M=2; ldr={0.1,1} {none,share} A=2 M=10; ldr=5 {none,share} A=2 M=50"),
         # For the document's number of epochs, however few are drawn.
         (family, "ldr={0.1,0.5,1,5} none A=2 fixed M=5; two-stage=0.5 A=2 fixed M=5; ldr={0.5,5} share A=2 fixed M=5"),
-        (family, "ldr=0.5 none A=2 layers=1 fixed M=5; ldr=0.5 inverse probability A=2 fixed M=5; ldr=0 none A=2 fixed M=5"),
+        (
+            family,
+            "ldr=0.5 none A=2 layers=1 fixed M=5; ldr=0.5 inverse probability A=2 fixed M=5; ldr=0 none A=2 fixed M=5",
+        ),
         (family, "ldr=0.5 none A=2 fixed M=10"),
     )
     return _listed(((family, range(REPEATS), rows) for family, rows in found), seed)
