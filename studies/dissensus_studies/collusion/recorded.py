@@ -334,7 +334,7 @@ def judged_images(rows: Sequence[Record]) -> dict[str, Record]:
             "measured": ["; ".join(text if len(cases) == 1 else f"{n}: {text}" for n, (text, _) in cases.items())],
             "verdict": verdict_over(holds.values()) if epochs >= EPOCHS else "not tested at the document's length",
             "note": "; ".join(filter(None, notes)) or words,
-            "seeds": min(len(family[end]) for family in families.values() for end in (0.0, 1.0)),
+            "seeds": min(len(arms) for family in families.values() for arms in family.values()),
             "setting": f"{DATA[data]}, {', '.join(families)}, beta {', '.join(f'{beta:g}' for beta in betas)}, {epochs} of {EPOCHS} epochs",
             "command": f'dissensus study collusion-images --data DIR --known {data} --arms "{chosen}"',
         }
