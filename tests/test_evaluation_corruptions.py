@@ -124,6 +124,17 @@ def test_corruptions_survive_saving_and_stand_in_the_table(result, tmp_path):
     assert "AUROC of mutual information" in text
 
 
+def test_images_from_0_to_1_are_those_of_256_steps(ensemble, data, result):
+    other = evaluate(
+        ensemble,
+        (data[0].float() / 255, data[1]),
+        transform=lambda x: as_floats((255 * x).round().to(torch.uint8)),
+        **{"seed": 3, "corruptions": NAMES, "severities": LEVELS, "scores": SCORES, "bootstrap": 40},
+    )
+    assert [n.key for n in other.numbers] == [n.key for n in result.numbers]
+    np.testing.assert_allclose([n.value for n in other.numbers], [n.value for n in result.numbers], rtol=1e-5, atol=1e-6)
+
+
 def test_the_table_of_severities_is_by_total_entropy_where_it_was_computed(ensemble, data):
     result = run(ensemble, data, scores=("bma", "total_entropy"), severities=(5,), bootstrap=0)
     assert "AUROC of total entropy" in result.table()

@@ -242,8 +242,8 @@ def test_corruptions_that_cannot_be_applied(ensemble):
     refused("for classifiers of images", regressor(), regression_data(20), loss="gaussian_nll", corruptions=["fog"])
     x, y = images(10)
     flat = ds.DeepEnsemble(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)), num_members=2)
-    refused("must be uint8", flat, (x.float() / 255, y), corruptions=["fog"])
-    refused("must be uint8 images.*`transform`", ensemble, data, corruptions=["fog"])
+    refused("must be images.*uint8 or from 0 to 1.*`transform`", flat, (x.float(), y), corruptions=["fog"])
+    refused("must be images.*`transform`", ensemble, data, corruptions=["fog"])
 
 
 def test_regression_targets_that_do_not_fit():

@@ -59,11 +59,16 @@ class Corruptor:
     frost_folder: Path | None = None
 
     def copies(self, raw: Batch, labels: Tensor | None, start: int) -> Iterable[tuple[Cell, Tensor]]:
-        """Yield each cell with its copy of a batch whose first row has this number in the set."""
-        if not isinstance(raw, Tensor) or raw.ndim != 4 or raw.dtype != torch.uint8:
+        """Yield each cell with its copy of a batch whose first row has this number in the set; of floats from 0 to 1, in 256 steps."""
+        images = isinstance(raw, Tensor) and raw.ndim == 4
+        if images and raw.is_floating_point() and bool(((raw >= 0) & (raw <= 1)).all()):
+            for cell, copy in self.copies((255 * raw).round().to(torch.uint8), labels, start):
+                yield cell, copy.to(raw.dtype) / 255
+            return
+        if not images or raw.dtype != torch.uint8:
             raise ValueError(
-                f"Known inputs must be uint8 images (batch, channels, height, width) for `corruptions`; got {raw.dtype} of "
-                f"shape {tuple(raw.shape)}. Give raw images and a `transform` that makes them what members take."
+                "Known inputs must be images (batch, channels, height, width) for `corruptions`, uint8 or from 0 to 1; got "
+                f"{raw.dtype} of shape {tuple(raw.shape)}. Give raw images and a `transform` that makes them what members take."
             )
         if self.folder is not None and labels is not None:
             self._check_labels(self.folder, labels, start)

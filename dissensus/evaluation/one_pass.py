@@ -86,7 +86,7 @@ def evaluate(
             `data.suites.load_suite` loaded, which brings its groups along.
         shifted: Further labelled sets by name, such as data of another year: measured as `id_data`, and told from it as
             `ood`.
-        corruptions: Names of `data.corruptions.CORRUPTIONS` to apply to `id_data`, which must then be uint8 images;
+        corruptions: Names of `data.corruptions.CORRUPTIONS` to apply to `id_data`, which must then be images, uint8 or floats from 0 to 1;
             "standard" stands for the 15 of the benchmark, "extra" for its other 4, "cbar" (or "c-bar") for 10 more,
             "all" for all.
         severities: At which severities, from 1 to 5.
