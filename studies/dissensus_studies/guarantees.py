@@ -6,6 +6,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from functools import partial
 from itertools import product
 from math import sqrt
@@ -22,6 +23,7 @@ from dissensus import conformal
 from dissensus.conformal.coverage import IntervalMethod, SetMethod
 from dissensus.objectives.likelihoods import mean_and_scale
 from dissensus.scores import REGRESSION_SCORES, all_scores
+from dissensus_studies.harness.arm_log import processor
 from dissensus_studies.harness.figures import save_figure
 from dissensus_studies.recorded import markdown, template
 from dissensus_studies.results import folded
@@ -281,6 +283,7 @@ def main() -> None:
     torch.set_num_threads(1)
     record = {
         **{"repetitions": REPETITIONS, "held_out": HELD_OUT, "rate": RATE, "stream": STREAM},
+        **{"machine": processor(), "torch": torch.__version__, "date": date.today().isoformat()},
         "false_alarms": {**false_alarms(), **false_alarms_of_a_chosen_score()},
         "false_alarms_by_class": false_alarms_by_class(),
         "coverage": coverage(),
