@@ -83,7 +83,7 @@ def test_virtual_adversarial_finds_the_direction_that_changes_a_linear_classifie
     ens = linear_logits(weight)
     inputs = torch.randn(5, 3, dtype=torch.float64)
     vat = obj.VirtualAdversarial(obj.Independent(), epsilon=0.7, xi=1e-3, iterations=2)
-    got = vat.smoothness(ens.view(), inputs, a_step(1))
+    got = vat.divergences(ens.view(), inputs, a_step(1)).mean(-1)
 
     def kl(shift):
         p = ens(inputs)[0].log_softmax(-1)
@@ -104,7 +104,7 @@ def test_virtual_adversarial_divergence_holds_the_clean_prediction_fixed():
     inputs = torch.randn(4, 2, dtype=torch.float64)
     vat = obj.VirtualAdversarial(obj.Independent(), epsilon=0.5, xi=1e-3, iterations=3)
     step = a_step(1)
-    vat.smoothness(ens.view(), inputs, step).sum().backward()
+    vat.divergences(ens.view(), inputs, step).mean(-1).sum().backward()
     got = ens.get_parameter("net.weight").grad[0, 1]
     logits = inputs @ weight
     p = torch.sigmoid(logits)
@@ -146,3 +146,54 @@ def test_norm_penalty_adds_each_members_unsquared_norm():
 def test_bad_input_gets_one_clear_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_parts_that_are_no_real_numbers_have_no_range_and_stay():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x, mask):
+            return self.layer(x * mask)
+
+    inputs = {"x": x, "mask": x > 0}
+    objective = obj.Adversarial(obj.Independent(), of_range=True)
+    run = ds.fit(ds.DeepEnsemble(Masked, 2), (inputs, y), objective=objective, epochs=1, device="cpu")
+    assert "adversarial_loss" in run.history.columns
+
+
+def test_inputs_in_half_precision_stay_so():
+    ens = ds.DeepEnsemble(lambda: nn.Linear(4, 3).bfloat16(), 2)
+    for of_range in (False, True):
+        objective = obj.Adversarial(obj.Independent(), of_range=of_range)
+        ds.fit(ens, (x.bfloat16(), y), objective=objective, epochs=1, device="cpu", engine="eager")
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "words"),
+    [
+        (
+            lambda: nn.Sequential(nn.EmbeddingBag(9, 3)),
+            torch.arange(12).reshape(6, 2) % 9,
+            "moves real numbers; got inputs of",
+        ),
+        (lambda: nn.Conv1d(2, 3, 1), torch.randn(6, 2, 5), "takes one answer an input"),
+    ],
+)
+def test_virtual_adversarial_says_what_it_cannot_move_or_compare(make, data, words):
+    targets = torch.arange(6) % 3 if data.ndim == 2 else torch.zeros(6, 5, dtype=torch.int64)
+    ens = ds.DeepEnsemble(make, 2)
+    with pytest.raises(ValueError, match=words):
+        ds.fit(ens, (data, targets), objective=obj.VirtualAdversarial(obj.Independent()), epochs=1, device="cpu")
+
+
+def test_unlabelled_integers_beside_real_inputs_are_refused():
+    for objective, settings in (
+        (obj.VirtualAdversarial(obj.Independent()), {"unlabelled": torch.zeros(5, 4, dtype=torch.uint8)}),
+        (obj.Disagree(torch.zeros(5, 4, dtype=torch.uint8)), {}),
+    ):
+        with pytest.raises(
+            ValueError, match=r"real numbers where those are, \(batch, 4\) of torch.float32; got .* torch.uint8"
+        ):
+            ds.fit(ds.DeepEnsemble(net, 2), (x, y), objective=objective, epochs=1, device="cpu", **settings)

@@ -256,3 +256,9 @@ def test_the_share_that_independent_members_keep_is_one_over_the_root_of_their_n
 def test_cases_are_what_they_say():
     assert regression(0).train[1].shape == (400, 1)
     assert classes("probs").train[1].dtype == torch.int64
+
+
+def test_the_trivial_brier_score_of_soft_labels_is_the_spread_of_the_labels():
+    soft = torch.rand(50, 4, dtype=torch.float64).softmax(-1)
+    wanted = (soft - soft.mean(0)).square().sum(-1).mean().item()
+    assert measure(torch.randn(3, 50, 4), soft, "brier").trivial_error == pytest.approx(wanted)

@@ -189,6 +189,19 @@ def test_a_penalty_says_what_its_inner_objective_says():
     ).shape == (1,)
 
 
+@pytest.mark.parametrize("rows", [[1], [2, 0]])
+def test_the_norms_of_picked_members_of_several_architectures_are_their_own(rows):
+    ens = ds.DeepEnsemble.from_members([net(), nn.Linear(4, 3), net()])
+    wanted = [torch.cat([p.flatten() for p in ens.member(row).parameters()]).norm() for row in rows]
+    torch.testing.assert_close(ens.view().pick(rows).parameter_norms(), torch.stack(wanted).detach(), check_dtype=False)
+
+
+def test_a_penalty_moves_only_the_members_of_several_architectures_that_are_picked():
+    for objective in (obj.LossGuided(active=2), obj.Disagree(x, sequential=True)):
+        ens = ds.DeepEnsemble.from_members([net(), nn.Linear(4, 3), net()])
+        ds.fit(ens, (x, y), objective=obj.NormPenalty(objective, 0.1), epochs=1, batch_size=30, device="cpu")
+
+
 def test_the_norm_of_all_zero_parameters_has_no_slope():
     ens = ds.DeepEnsemble(net, 2)
     with torch.no_grad():

@@ -259,3 +259,24 @@ def test_a_sequence_needs_a_step_for_each_member():
             batch_size=len(x),
             progress=False,
         )
+
+
+def test_divdis_is_in_full_precision_under_autocast():
+    # Nearly independent members: a difference of entropies of which bfloat16 keeps nothing.
+    probs = (0.1 + 0.001 * torch.randn(3, 64, 10, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    found = []
+    for on in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            value = obj.divdis(probs, prior=torch.full((10,), 0.1))
+        found.append((value.detach(), torch.autograd.grad(value, probs)[0]))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_the_known_class_frequencies_are_those_of_examples_that_count():
+    ens, counts = ds.DeepEnsemble(net, 3), torch.cat([torch.zeros(50), torch.ones(50)])
+    values = []
+    for inputs in (x, torch.cat([9 + x[:50], x[50:]])):
+        step = Step(torch.tensor(0), 10, False, torch.arange(3), torch.tensor(9), {"unlabelled": ELSEWHERE}, counts)
+        values.append(obj.Disagree(regulariser="divdis", batch_norm="eval")(ens.view(), inputs, y, step)[0])
+    torch.testing.assert_close(*values)

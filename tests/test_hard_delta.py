@@ -398,6 +398,23 @@ class TestMaskedUniform:
         loss, _ = obj.MaskedUniform(obj.Independent())(anchored(**settings).view(), x, y, a_step())
         torch.testing.assert_close(loss, wanted)
 
+    def test_perturbed_examples_have_the_targets_of_clean_ones(self):
+        ens = anchored(masked_target="uniform", mask_probability=0.4, mask_per="example")
+        asked = ens.adapt(obj.Adversarial(obj.Independent(), epsilon=0.0))
+        loss, parts = asked(ens.view(), x, y, a_step())
+        # Members are moved nowhere, so that nothing but targets could differ.
+        torch.testing.assert_close(parts["adversarial_loss"], parts["loss"])
+        plain, _ = obj.MaskedUniform(obj.Independent())(
+            anchored(mask_probability=0.4, mask_per="example").view(), x, y, a_step()
+        )
+        torch.testing.assert_close(loss, plain)
+        run = ds.fit(ens, (x, y), objective=obj.Adversarial(obj.Independent()), epochs=1, device="cpu")
+        assert "adversarial_loss" in run.history.columns
+
+    def test_outputs_alone_do_not_say_whose_references_were_masked(self):
+        with pytest.raises(ValueError, match="call it with the members"):
+            obj.MaskedUniform(obj.Independent()).on_outputs(torch.zeros(2, 4, 3), y[:4], a_step())
+
     def test_the_captured_engine_equals_the_eager_one(self):
         ens = anchored(mask_probability=0.4)
         twin = copy.deepcopy(ens)
@@ -411,7 +428,7 @@ class TestMaskedUniform:
         [
             (obj.Joint(0.5), "Joint compares networks"),
             (obj.LossGuided(active=2), "LossGuided compares networks"),
-            (obj.Adversarial(obj.Independent(), 0.1), "Adversarial runs networks itself"),
+            (obj.Adversarial(obj.Independent(), 0.1), "goes inside of Adversarial"),
             (obj.Independent("mse"), "the loss is 'mse'"),
             (nn.CrossEntropyLoss(), "must be an objective"),
         ],

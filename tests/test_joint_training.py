@@ -8,6 +8,7 @@ from training_helpers import net, x, y
 import dissensus as ds
 from dissensus import objectives as obj
 from dissensus.objectives.objective import Step
+from dissensus.training.validation import validate
 
 
 def a_step(index: int = 0) -> Step:
@@ -161,11 +162,76 @@ def test_held_out_accuracy_is_that_of_what_is_averaged():
     # Two members lean weakly to class 0, one strongly to class 1: probabilities say 0, scores say 1.
     weak, strong = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 9.0])
     outputs = torch.stack([weak, weak, strong])[:, None]
-    by_probs, by_scores = (obj.Joint(average=average).likelihood.pooled(outputs) for average in ("probs", "scores"))
+    by_probs, by_scores = (
+        obj.Joint(average=average).likelihood.probabilities(outputs) for average in ("probs", "scores")
+    )
     assert by_probs.argmax(-1).item() == 0
     assert by_scores.argmax(-1).item() == 1
-    first_only = obj.Joint(average="scores", weights=(1.0, 0.0, 0.0)).likelihood.pooled(outputs)
-    assert torch.equal(first_only[0], weak)
+    first_only = obj.Joint(average="scores", weights=(1.0, 0.0, 0.0)).likelihood.probabilities(outputs)
+    assert torch.equal(first_only[0], weak.softmax(-1))
+
+
+@pytest.mark.parametrize("weights", [None, (0.1, 0.2, 0.7)])
+def test_what_averaged_scores_say_of_yes_or_no_is_a_probability(weights):
+    # A mean logit of 0.3 is yes, although 0.3 is below one half.
+    outputs = torch.tensor([[[0.3, -2.0]], [[0.3, -1.0]], [[0.3, 0.5]]])
+    joint = obj.Joint(0.5, "binary_cross_entropy", average="scores", weights=weights)
+    said = joint.likelihood.probabilities(outputs)
+    shares = torch.tensor(weights or (1 / 3,) * 3)
+    torch.testing.assert_close(said, (shares[:, None, None] * outputs).sum(0).sigmoid())
+    pair = torch.zeros(4, 1), torch.tensor([[1.0, 0.0]]).expand(4, 2)
+    found = validate(_constant(outputs), [(*pair, None)], joint.likelihood)[1]
+    wanted = ((said > 0.5) == torch.tensor([[True, False]])).double().mean().item()
+    assert found["ensemble_accuracy"] == wanted
+
+
+def _constant(outputs):
+    nets = [nn.Linear(1, 2) for _ in outputs]
+    with torch.no_grad():
+        for member, logits in zip(nets, outputs, strict=True):
+            member.weight.zero_()
+            member.bias.copy_(logits[0])
+    return ds.DeepEnsemble.from_members(nets)
+
+
+def test_smoothed_answers_to_yes_or_no_train_as_independently_at_beta_zero():
+    logits, y = torch.randn(4, 6, 2, dtype=torch.float64), torch.randint(0, 2, (6, 2)).double()
+    settings = {"label_smoothing": 0.2, "class_weights": (1.0, 3.0)}
+    joint, _ = obj.Joint(0.0, "binary_cross_entropy", **settings).on_outputs(logits, y, a_step())
+    alone, _ = obj.Independent("binary_cross_entropy", **settings).on_outputs(logits, y, a_step())
+    torch.testing.assert_close(joint, alone)
+    together, _ = obj.Joint(1.0, "binary_cross_entropy", label_smoothing=0.2).on_outputs(logits, y, a_step())
+    wanted = nn.functional.binary_cross_entropy(logits.sigmoid().mean(0), 0.8 * y + 0.1, reduction="none")
+    torch.testing.assert_close(together, 4 * wanted.sum(-1).mean())
+
+
+@pytest.mark.parametrize("kind", [obj.Independent, obj.Joint])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"loss": "mse", "label_smoothing": 0.1}, "`label_smoothing` is for class labels; the loss is 'mse'"),
+        ({"label_smoothing": 2.0}, "`label_smoothing` must be a number of at least 0 and below 1; got 2"),
+        ({"loss": "mse", "class_axis": 2}, "`class_axis` and `ignore_index` are for class indices; the loss is 'mse'"),
+        ({"loss": "binary_cross_entropy", "ignore_index": 0}, "`ignore_index` are for class indices"),
+        ({"loss": "mse", "class_weights": (1.0,)}, "`class_weights` are for class labels"),
+    ],
+)
+def test_what_is_said_of_classes_is_checked_when_it_is_said(kind, settings, words):
+    with pytest.raises(ValueError, match=words):
+        kind(**settings)
+
+
+def test_weights_of_anchored_networks_are_those_of_their_members():
+    weights = (0.5, 0.3, 0.2)
+    ens = ds.Anchored(net, x[:8], num_members=2, num_nets=3)
+    objective = obj.Joint(0.5, weights=weights)
+    run = ds.fit(ens, (x, y), objective=objective, validation=(x, y), watch_collusion=True, epochs=1, device="cpu")
+    shares = torch.tensor([0.25, 0.25, 0.15, 0.15, 0.1, 0.1])
+    wanted = obj.decompose(ds.predict(ens, x), y, weights=shares).ensemble_error.mean().item()
+    assert run.history.rows[-1]["ensemble_loss"] == pytest.approx(wanted, rel=1e-5)
+    assert run.history.rows[-1]["train_ensemble_error"] == pytest.approx(wanted, rel=1e-5)
+    with pytest.raises(ValueError, match="one number for each of 4 members; got 2"):
+        ds.fit(ds.DeepEnsemble(net, 4), (x, y), objective=obj.Joint(weights=(0.5, 0.5)), epochs=1, device="cpu")
 
 
 def test_a_share_that_is_no_number_is_named():

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from training_helpers import net, norm_net, x, y
 
 import dissensus as ds
+from dissensus import objectives as obj
 from dissensus.training.feeds import DatasetFeed, LoaderFeed, prefetched
 from dissensus.training.step import read_batch
 
@@ -231,3 +232,57 @@ class TestOneExampleLeftOver:
 
         images = torch.randn(33, 1, 4, 4)
         ds.fit(ds.DeepEnsemble(image_net, 2), (images, y[:33]), epochs=1, batch_size=16, device="cpu")
+
+
+class TestTargetsThatNoBatchMayHave:
+    @pytest.mark.parametrize("workers", [0, 2])
+    @pytest.mark.parametrize(
+        "objective", [obj.Independent(label_smoothing=0.1), obj.Independent("brier"), obj.LossGuided()]
+    )
+    def test_labels_of_a_later_batch_are_refused_as_those_of_arrays_are(self, objective, workers):
+        pairs = TensorDataset(x[:32], torch.cat([y[:31], torch.tensor([7])]))
+
+        class Items(Dataset):
+            def __len__(self):
+                return len(pairs)
+
+            def __getitem__(self, index):
+                return pairs[index]
+
+        loader = DataLoader(pairs, batch_size=8, num_workers=workers)
+        for data, settings in ((loader, {}), (Items(), {"batch_size": 8, "workers": workers})):
+            with pytest.raises(ValueError, match=r"training labels must lie in 0 to 2, .*; got . to 7"):
+                ds.fit(ds.DeepEnsemble(net, 2), data, objective=objective, epochs=1, device="cpu", **settings)
+
+    def test_labels_to_validate_with_are_too(self):
+        bad = DataLoader(TensorDataset(x[:32], torch.cat([y[:31], torch.tensor([-1])])), batch_size=8)
+        with pytest.raises(ValueError, match="validation labels must lie in 0 to 2"):
+            ds.fit(ds.DeepEnsemble(net, 2), (x, y), validation=bad, epochs=1, device="cpu")
+
+    @pytest.mark.parametrize(
+        ("loss", "good", "bad", "words"),
+        [("binary_cross_entropy", 1.0, 7.0, "must be 0 or 1"), ("poisson", 1.0, -1.0, "counts, 0 or more; got -1")],
+    )
+    def test_so_are_answers_and_counts(self, loss, good, bad, words):
+        targets = torch.full((32, 1), good)
+        targets[-1] = bad
+        loader = DataLoader(TensorDataset(x[:32], targets), batch_size=8)
+        with pytest.raises(ValueError, match=words):
+            ds.fit(
+                ds.DeepEnsemble(lambda: nn.Linear(4, 1), 2),
+                loader,
+                objective=obj.Independent(loss),
+                epochs=1,
+                device="cpu",
+            )
+
+    def test_positions_that_do_not_count_are_passed_over(self):
+        maps = torch.randint(0, 3, (12, 5, 5), dtype=torch.uint8)
+        maps[:, 0] = 255
+        images = torch.randn(12, 2, 5, 5)
+        loader = DataLoader(TensorDataset(images, maps), batch_size=4)
+        settings = {"epochs": 1, "device": "cpu"}
+        ens = ds.DeepEnsemble(lambda: nn.Conv2d(2, 3, 3, padding=1), 2)
+        ds.fit(ens, loader, objective=obj.Independent(ignore_index=255), validation=loader, **settings)
+        with pytest.raises(ValueError, match="must lie in 0 to 2, the network's outputs; got 0 to 255"):
+            ds.fit(ens, loader, objective=obj.Independent(), **settings)

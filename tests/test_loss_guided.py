@@ -366,3 +366,67 @@ def test_members_become_useless_while_the_ensemble_looks_fine():
     assert unique[0] + 0.3 < unique[1] < unique[2] - 0.3
     assert max(ensemble) - min(ensemble) < 0.01
     assert best[2] < best[0] - 0.1
+
+
+class TestExamplesOfWeightZero:
+    """They leave everything as it would be without them."""
+
+    counts = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0, 3.0])
+
+    @pytest.mark.parametrize("weighting", ["loss", "inverse_probability"])
+    @pytest.mark.parametrize("regulariser", ["a2d", "divdis"])
+    @pytest.mark.parametrize("guard", ["share", "cap", "held out", None])
+    def test_do_not_move_the_loss(self, guard, regulariser, weighting):
+        if guard == "held out":
+            guard = obj.HeldOutLoss(x[:6], y[:6])
+        objective = obj.LossGuided(2.0, active=None, regulariser=regulariser, guard=guard, weighting=weighting)
+        outputs, kept = 3 * outputs_of(), self.counts > 0
+        told = outputs_of(seed=5), LABELS[3:].repeat(2)
+
+        def judged(outputs, labels, counts):
+            outputs, step = outputs.requires_grad_(), replace(a_step(), weights=counts)
+            loss, parts = objective._judge(None, outputs, labels, step, outputs.detach().mean(0), told)
+            return loss, parts, torch.autograd.grad(loss, outputs)[0]
+
+        loss, parts, gradient = judged(outputs.clone(), LABELS, self.counts)
+        other = outputs.clone()
+        other[:, ~kept] = 50 * torch.randn(4, 2, 3, dtype=torch.float64)
+        for found in (
+            judged(other, torch.where(kept, LABELS, (LABELS + 1) % 3), self.counts),
+            judged(outputs[:, kept].clone(), LABELS[kept], self.counts[kept]),
+        ):
+            torch.testing.assert_close(found[0], loss)
+            torch.testing.assert_close(found[1], parts)
+            torch.testing.assert_close(found[2] if found[2].shape[1] == 4 else found[2][:, kept], gradient[:, kept])
+        assert (gradient[:, ~kept] == 0).all()
+
+    def test_equal_weights_are_none(self):
+        outputs = outputs_of()
+        for objective in (obj.LossGuided(active=None), obj.LossGuided(active=None, weighting="inverse_probability")):
+            plain, _ = objective.on_outputs(outputs, LABELS, a_step())
+            weighed, _ = objective.on_outputs(outputs, LABELS, replace(a_step(), weights=torch.full((6,), 2.0)))
+            torch.testing.assert_close(plain, weighed)
+
+    @pytest.mark.parametrize("objective", [obj.LossGuided(), obj.VirtualAdversarial(obj.Independent())])
+    def test_do_not_move_any_member_in_training(self, objective):
+        counts = torch.cat([torch.zeros(50), torch.ones(50)])
+        ends = []
+        for inputs, labels in (
+            (x, y),
+            (x.clone().index_fill(0, torch.arange(50), 7.0), torch.cat([2 - y[:50], y[50:]])),
+        ):
+            ens = ds.DeepEnsemble(net, 3)
+            settings = {"batch_size": 100, "optimizer": "sgd", "epochs": 3, "device": "cpu"}
+            ds.fit(ens, (inputs, labels, counts), objective=objective, **settings)
+            ends.append(ds.predict(ens, x))
+        torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+
+
+def test_positions_of_maps_are_examples():
+    maps, labels = torch.randn(3, 4, 3, 5, 5, dtype=torch.float64), torch.randint(0, 3, (4, 5, 5))
+    labels[0, 0] = -100
+    step = a_step(members=3)
+    found, _ = obj.LossGuided(active=None).on_outputs(maps, labels, step)
+    rows, flat = maps.movedim(2, -1).flatten(1, 3), labels.flatten()
+    wanted, _ = obj.LossGuided(active=None).on_outputs(rows[:, flat >= 0], flat[flat >= 0], step)
+    torch.testing.assert_close(found, wanted)

@@ -273,3 +273,30 @@ class TestPositions:
             ds.fit(ens, (x, torch.full((4, 3, 3), 2)), epochs=1)
         with pytest.raises(ValueError, match="none fits"):
             ds.fit(ens, (x, torch.zeros(4, dtype=torch.long)), epochs=1)
+
+
+def test_quantiles_are_of_one_target():
+    with pytest.raises(ValueError, match=r"Quantiles are of one target for each example, \(batch,\); got \(\d+, 2\)"):
+        ds.fit(ds.DeepEnsemble(linear(3), 2), (X, X[:, :2]), objective=obj.Independent("pinball"), epochs=1)
+    objective = obj.VirtualAdversarial(obj.Independent("pinball"))
+    with pytest.raises(ValueError, match="The loss Pinball does not say how far two outputs are apart"):
+        ds.fit(ds.DeepEnsemble(linear(3), 2), (X, X[:, 0]), objective=objective, epochs=1)
+
+
+@pytest.mark.parametrize("kind", [obj.Independent, obj.Joint])
+class TestSettingsThatPositionsDecide:
+    def test_weights_of_labels_want_an_axis_of_labels(self, kind):
+        ens = ds.DeepEnsemble(lambda: nn.Conv2d(2, 3, 1), 2)
+        data = torch.randn(6, 2, 4, 4), torch.ones(6, 3, 4, 4)
+        with pytest.raises(ValueError, match=r"are for outputs \(batch, labels\); these have positions"):
+            ds.fit(ens, data, objective=kind(loss="binary_cross_entropy", class_weights=(1.0, 2.0, 3.0)), epochs=1)
+
+    def test_one_label_an_input_cannot_be_left_out(self, kind):
+        with pytest.raises(ValueError, match="`ignore_index` leaves out positions, and these outputs have none"):
+            ds.fit(ds.DeepEnsemble(linear(3), 2), (X, torch.arange(32) % 3), objective=kind(ignore_index=2), epochs=1)
+
+
+def test_disagreement_elsewhere_is_about_one_answer_an_input():
+    ens, maps = ds.DeepEnsemble(lambda: nn.Conv2d(2, 3, 1), 2), torch.randn(6, 2, 4, 4)
+    with pytest.raises(ValueError, match="Disagree takes one answer an input"):
+        ds.fit(ens, (maps, torch.zeros(6, 4, 4, dtype=torch.int64)), objective=obj.Disagree(maps), epochs=1)

@@ -205,12 +205,14 @@ def diagnose_run(
     assert train is not None
     count = min(len(train), _LARGEST_TRAINING_SAMPLE)
     some = train.rows(torch.linspace(0, len(train) - 1, count, dtype=torch.float64).round().long())
-    weights = _setting(run.recipe.objective, "weights")
+    likelihood = run.recipe.likelihood
+    outputs, targets = _outputs_and_targets(run, known, batch_size)
     return diagnose_members(
-        *_outputs_and_targets(run, known, batch_size),
-        "mse" if run.preprocessing.classes is None else run.recipe.likelihood.name,
-        average or _setting(run.recipe.objective, "average") or "probs",
-        None if weights is None else torch.tensor(weights, dtype=torch.float64),
+        outputs,
+        targets,
+        "mse" if run.preprocessing.classes is None else likelihood.name,
+        average or likelihood.average,
+        likelihood.member_weights(outputs.double()),
         training=_outputs_and_targets(run, some, batch_size),
         history=history if "train_ensemble_error" in history.columns else None,
         **options,
@@ -222,11 +224,6 @@ def _outputs_and_targets(run: "LoadedRun", rows: "Loaded", batch_size: int) -> "
 
     outputs = predict(run.ensemble, run.preprocessing(rows.x), batch_size=batch_size)
     return run.recipe.likelihood.mean_and_scale(outputs)[0], run.preprocessing.targets_in_units(rows)
-
-
-def _setting(objective: Any, name: str) -> Any:
-    """Return a setting of an objective of a recipe, or of one that it wraps."""
-    return objective.get(name) or (_setting(objective["inner"], name) if "inner" in objective else None)
 
 
 def report(

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.trees import Tree, describe, named_leaves
 from dissensus.members import View
-from dissensus.objectives.objective import OutputObjective, Parts, Step, Wrapper
+from dissensus.objectives.objective import OutputObjective, Parts, Step, Wrapper, one_answer
 from dissensus.randomness import Noise
 
 
@@ -24,7 +24,8 @@ def fast_gradient_sign(x: Tensor, gradient: Tensor | None, epsilon: Tensor | flo
     """
     if gradient is not None and gradient.shape != x.shape:
         raise ValueError(f"`gradient` must be shaped as `x`, {tuple(x.shape)}; got {tuple(gradient.shape)}.")
-    return x if gradient is None else (x + epsilon * gradient.sign()).detach()
+    # A range is float32 also of inputs in half precision, which they keep.
+    return x if gradient is None else (x + epsilon * gradient.sign()).detach().to(x.dtype)
 
 
 @checked
@@ -96,6 +97,8 @@ class Adversarial(Wrapper):
 
 
 def _ranges(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        return torch.ones(())  # is not moved
     # Images share one range a channel: a pixel's own range is an accident of the sample.
     axes = [0, *range(2, x.ndim)] if x.ndim > 2 else [0]
     ranges = x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)
@@ -111,7 +114,8 @@ class VirtualAdversarial(Wrapper):
       g = \nabla_d\,\mathrm{KL}(p(x)\,\Vert\,p(x + d))$$
 
     where d starts as a random direction of length `xi` and p(x) takes no gradient. It is computed on the labelled batch and, where
-    `fit(..., unlabelled=...)` gives one, on the unlabelled batch too. Regression heads use the divergence of their likelihood.
+    `fit(..., unlabelled=...)` gives one, on the unlabelled batch too. Regression heads use the divergence of their likelihood; outputs
+    with positions, losses of your own and quantiles have none.
 
     Args:
         inner: The objective on labelled data.
@@ -139,21 +143,23 @@ class VirtualAdversarial(Wrapper):
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss plus the weighted smoothness, and both."""
         loss, parts = self.inner(members, x, y, step)
-        smoothness = self.smoothness(members, x, step)
+        smoothness = step.mean(self.divergences(members, x, step))
         unlabelled = step.inputs("unlabelled", x)
         if unlabelled is not None:
-            smoothness = (smoothness + self.smoothness(members, unlabelled, step)) / 2
+            smoothness = (smoothness + self.divergences(members, unlabelled, step).mean(-1)) / 2
         return loss + self.weight * smoothness.sum(), {**parts, "virtual": smoothness.detach()}
 
-    def smoothness(self, members: View, x: Any, step: Step) -> Tensor:
-        """Return each member's mean divergence under its worst perturbation, `(members,)`."""
+    def divergences(self, members: View, x: Any, step: Step) -> Tensor:
+        """Return how far each input's prediction goes under its worst perturbation, `(members, batch)`."""
         if isinstance(x, Tree):
             raise ValueError("VirtualAdversarial moves one tensor of inputs, and these are several. Use Adversarial.")
+        if not x.is_floating_point():
+            raise ValueError(f"VirtualAdversarial moves real numbers; got inputs of {x.dtype}.")
         own = x if step.own else members.expand(x)
         divergence = self.likelihood.divergence
         with members.perturbed():
             with torch.no_grad():
-                clean = members.each(own).detach()
+                clean = one_answer(self, members.each(own).detach())
             # Members that share a pass share its noise.
             noise = Noise(step.noise(rows=members.rows).keys[: len(own)])
             direction = noise.normal(*own.shape[1:]).to(own.dtype)
@@ -161,7 +167,7 @@ class VirtualAdversarial(Wrapper):
                 start = self.xi * _unit(direction)
                 _, direction = members.input_gradient(lambda d: divergence(clean, members.each(own + d)), start)
             worst = (own + self.epsilon * _unit(direction)).detach()
-            return divergence(clean, members.each(worst)).mean(-1)
+            return divergence(clean, members.each(worst))
 
 
 def _unit(direction: Tensor) -> Tensor:

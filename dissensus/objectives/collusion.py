@@ -261,9 +261,8 @@ def trivial_error(outputs: Tensor, targets: Tensor, loss: Loss) -> float | None:
     share = (mean + 1) / 2 if loss in ("logistic", "exponential") else mean
     of_loss: dict[str, Callable[[], Tensor]] = {
         "cross_entropy": lambda: -torch.xlogy(share, share).sum(),
-        "brier": lambda: 1 - share.square().sum(),
         "zero_one": lambda: 1 - share.max(),
-        "mse": lambda: (values - mean).square().sum(1).mean(),
+        **dict.fromkeys(("mse", "brier"), lambda: (values - mean).square().sum(1).mean()),
         "poisson": lambda: (mean - torch.xlogy(values, mean) + torch.lgamma(values + 1)).sum(1).mean(),
         "exponential": lambda: 2 * (share * (1 - share)).sqrt().sum(),
         **dict.fromkeys(

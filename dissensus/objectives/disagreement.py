@@ -19,9 +19,9 @@ from dissensus.data.features import CachedFeatures, content_of
 from dissensus.data.sources import Array, Inputs
 from dissensus.data.trees import as_tensor, join_rows
 from dissensus.members import View
-from dissensus.objectives.likelihoods import LIKELIHOODS, check_class_weights, class_weighted, full, smooth_labels
+from dissensus.objectives.likelihoods import LIKELIHOODS, check_class_weights, full, in_full_precision, smooth_labels
 from dissensus.objectives.losses import class_labels
-from dissensus.objectives.objective import BatchNorm, Objective, Parts, Step
+from dissensus.objectives.objective import BatchNorm, Objective, Parts, Step, as_rows, mean_over, one_answer
 from dissensus.randomness import fold
 from dissensus.types import Correct, MemberLogits, Probs, Scalar, Scores
 
@@ -171,7 +171,12 @@ def divdis(probs: MemberLogits, prior: Tensor | None = None, weights: Tensor | N
     for name, given, size in (("prior", prior, probs.shape[2]), ("weights", weights, probs.shape[1])):
         if given is not None and given.shape != (size,):
             raise ValueError(f"`{name}` must be shaped ({size},); got {tuple(given.shape)}.")
-    probs = probs.to(compute_dtype(probs))
+    # Autocast would multiply in half precision, of which a difference of entropies keeps nothing.
+    with in_full_precision(probs):
+        return _divdis(probs.to(compute_dtype(probs)), prior, weights)
+
+
+def _divdis(probs: Tensor, prior: Tensor | None, weights: Tensor | None) -> Tensor:
     if weights is None:
         share = probs.new_full((probs.shape[1],), 1 / probs.shape[1])
     else:
@@ -271,8 +276,8 @@ class DrawsMembers(Objective):
 
     def member_losses(self, outputs: Tensor, y: Tensor, step: Step) -> Tensor:
         """Return each drawn member's mean cross-entropy on labelled examples, `(members,)`."""
+        outputs, y, step = as_rows(self.likelihood, self.class_weights, outputs, y, step)
         targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)
-        step = step.weighing(y, lambda y, given: class_weighted(self.class_weights, outputs, y, given))
         return step.mean(self.likelihood.per_example(outputs, targets))
 
     def mean_over_pairs(self, logits: Tensor) -> Tensor:
@@ -344,13 +349,13 @@ class Disagree(DrawsMembers):
         if others is None:
             raise ValueError("Disagree needs inputs to disagree on: Disagree(ood_data), or unlabelled=... in `fit`.")
         outputs, elsewhere = self._run(members, x, others, rows=y.shape[0])
-        losses = self.member_losses(outputs, y, step)
-        value = self._term(members, outputs, elsewhere, others)
+        losses = self.member_losses(one_answer(self, outputs), y, step)
+        value = self._term(members, outputs, elsewhere, others, step)
         parts = {"loss": losses.detach(), "regulariser": value.detach()}
         if self.batch_norm != "eval":
             with members.evaluating():
                 in_use = full(members(others))
-            parts["regulariser_in_use"] = self._term(members, outputs, in_use, others).detach()
+            parts["regulariser_in_use"] = self._term(members, outputs, in_use, others, step).detach()
         # In a sequence each member has its own share of the run, in which it trains as it would alone.
         scale = 1.0 if self.sequential else self.scale(step, outputs, members)
         return scale * len(outputs) * (losses.mean() + self.strength * value), parts
@@ -364,12 +369,14 @@ class Disagree(DrawsMembers):
         with members.normalised_as_in_use() if self.batch_norm == "eval" else nullcontext():
             return outputs, full(members(others))
 
-    def _term(self, members: View, outputs: Tensor, elsewhere: Tensor, inputs: Tensor) -> Tensor:
+    def _term(self, members: View, outputs: Tensor, elsewhere: Tensor, inputs: Tensor, step: Step) -> Tensor:
         """Return how much members still agree on the other inputs."""
         if self.sequential:
             return self._against_earlier(members, elsewhere, inputs)
         if self.regulariser == "divdis":
-            return divdis(elsewhere.softmax(-1), prior=outputs.detach().softmax(-1).mean((0, 1)))
+            known = outputs.detach().softmax(-1)
+            prior = known.mean((0, 1)) if step.weights is None else mean_over(known.mean(0).T, step.weights)
+            return divdis(elsewhere.softmax(-1), prior=prior)
         return self.mean_over_pairs(elsewhere).mean()
 
     def _against_earlier(self, members: View, elsewhere: Tensor, inputs: Any) -> Tensor:

@@ -12,9 +12,8 @@ from dissensus._signatures import checked, real_number, refuse, whole_number
 from dissensus.data.sources import class_targets
 from dissensus.members import View
 from dissensus.members.members import Keys
-from dissensus.objectives.adversarial import Adversarial
 from dissensus.objectives.likelihoods import full
-from dissensus.objectives.objective import BatchNorm, Objective, OutputObjective, Parts, Step, Wrapper
+from dissensus.objectives.objective import BatchNorm, Objective, OutputObjective, Parts, Step, Wrapper, one_answer
 from dissensus.randomness import Noise, seeded
 
 if TYPE_CHECKING:
@@ -229,7 +228,7 @@ class HardDelta(Wrapper):
             residuals = self._found(members, anchored, x, step)
             with members.normalised_as_in_use() if self.batch_norm == "eval" else nullcontext():
                 logits = _masked(members, anchored, anchored.run_pairs, residuals)
-        tail = uniform_cross_entropy(logits).mean(-1)
+        tail = uniform_cross_entropy(one_answer(self, logits)).mean(-1)
         parts = {**parts, "tail": tail.detach()}
         if self.batch_norm != "eval":
             with members.evaluating():
@@ -288,16 +287,17 @@ class HardDelta(Wrapper):
 
 @checked
 @dataclass(frozen=True)
-class MaskedUniform(Wrapper):
+class MaskedUniform(Wrapper, OutputObjective):
     """Give the uniform target to examples whose reference is masked, which keep their labels otherwise.
 
     Args:
-        inner: An objective on class logits that neither compares members nor runs them, such as `Independent`; others go around it.
+        inner: An objective on class logits that neither compares members nor runs them, such as `Independent`; others, such as
+            `Adversarial`, go around it.
     """
 
     def __post_init__(self) -> None:
         name = type(self.inner).__name__
-        if isinstance(self.inner, Wrapper) and not isinstance(self.inner, Adversarial):
+        if isinstance(self.inner, Wrapper):
             raise ValueError(f"MaskedUniform goes inside of {name}: {name}(MaskedUniform(Independent()), ...).")
         if self.inner.couples or not isinstance(self.inner, OutputObjective):
             why = "compares networks on common ones" if self.inner.couples else "runs networks itself"
@@ -311,9 +311,21 @@ class MaskedUniform(Wrapper):
 
     def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return the inner loss for these targets."""
+        return self.on_outputs_of(members, members.each(x) if step.own else members(x), y, step)
+
+    @property
+    def outputs_only(self) -> bool:
+        """No: networks say whose references were masked."""
+        return False
+
+    def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Refuse outputs of which it is not known whose references were masked."""
+        raise ValueError("MaskedUniform asks the networks whose references are masked: call it with the members.")
+
+    def on_outputs_of(self, members: View, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return the inner loss of what these networks said in their last pass."""
         anchored = _anchored(members, self)
-        outputs = members.each(x) if step.own else members(x)
-        masked = anchored.masked(members.pass_keys(), outputs.shape[1])
+        masked = anchored.masked(members.pass_keys(), one_answer(self, outputs).shape[1])
         classes = outputs.shape[-1]
         targets = torch.where(masked[..., None], 1 / classes, class_targets(y, classes))
         assert isinstance(self.inner, OutputObjective)

@@ -12,9 +12,9 @@ from torch import Tensor
 from dissensus._checks import compute_dtype
 from dissensus._signatures import checked, real_number
 from dissensus.objectives.diversity import decompose, second_order_diversity
-from dissensus.objectives.likelihoods import IGNORED, Likelihood, check_class_weights, class_table, full, likelihood_of
+from dissensus.objectives.likelihoods import IGNORED, Likelihood, class_table, full, likelihood_of, smooth_answers
 from dissensus.objectives.losses import Loss, check_host_weights, errors, like_outputs, output_sum, weighted_mean
-from dissensus.objectives.objective import OutputObjective, Parts, Step, as_rows
+from dissensus.objectives.objective import OutputObjective, Parts, Step, as_rows, check_class_settings
 from dissensus.types import MemberOutputs, Scalar, Scores
 
 
@@ -351,7 +351,7 @@ class Joint(OutputObjective):
             check_beta(float(beta), self.allow_unbounded)
         if not callable(self.loss) and self.loss not in _LOSSES:
             raise ValueError(f"`loss` must be one of {', '.join(_LOSSES)} or a function; got {self.loss!r}.")
-        check_class_weights(self.class_weights, likelihood_of(self.loss))
+        check_class_settings(self)
         real_number("member_dropout", self.member_dropout, below=1.0)
         if self.weights is not None and (min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6):
             raise ValueError(f"`weights` must be non-negative and sum to 1; got {self.weights}.")
@@ -360,20 +360,14 @@ class Joint(OutputObjective):
     def likelihood(self) -> Likelihood:
         """What outputs mean, and the error of the ensemble as it is averaged in training: by probabilities or scores, with weights."""
         own = replace(likelihood_of(self.loss), class_axis=self.class_axis, ignore_index=self.ignore_index)
-        return replace(own, mixture=self._ensemble_error, pooled=self._pooled)
+        return replace(own, mixture=self._ensemble_error, average=self.average, weights=self.weights)
 
     @property
     def _loss(self) -> str | Callable[[Tensor, Tensor], Tensor]:
         return "sigmoid" if self.loss == "binary_cross_entropy" else self.loss
 
-    def _pooled(self, outputs: Tensor) -> Tensor:
-        answers = full(outputs)
-        if self.average == "probs":
-            answers = answers.sigmoid() if self.loss == "binary_cross_entropy" else answers.softmax(-1)
-        return weighted_mean(answers, self._own_weights(len(outputs), outputs.device))
-
     def _ensemble_error(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return errors(outputs, targets, self._loss, self.average, self._own_weights(len(outputs), outputs.device))[1]
+        return errors(outputs, targets, self._loss, self.average, self.likelihood.member_weights(outputs))[1]
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
         """Return M times the interpolated error, and its parts."""
@@ -394,14 +388,17 @@ class Joint(OutputObjective):
 
     def _errors(self, outputs: Tensor, y: Tensor, weights: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
         """Return `errors`, with the error on each label of several times its weight."""
-        if self.loss != "binary_cross_entropy" or self.class_weights is None:
+        if self.loss != "binary_cross_entropy":
             return errors(outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others)
+        y = smooth_answers(y, self.label_smoothing)
+        if self.class_weights is None:
+            return errors(outputs, y, self._loss, self.average, weights, others=step.others)
         table = class_table(self.class_weights, outputs, compute_dtype(outputs))
         if weights is not None and weights.ndim > 1:
             weights = weights.repeat_interleave(len(table), 1)
         # Each label as an example of its own.
         outputs, y = outputs.flatten(1), y.flatten()
-        found = errors(outputs, y, self._loss, self.average, weights, self.label_smoothing, step.others)
+        found = errors(outputs, y, self._loss, self.average, weights, others=step.others)
         member, ensemble = (error.unflatten(-1, (-1, len(table))) @ table for error in found)
         return member, ensemble
 

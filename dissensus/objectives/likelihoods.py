@@ -1,6 +1,7 @@
 """What members are fitted to: losses per example, for one member or many, and for the ensemble as a mixture."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite, log, pi
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dissensus._checks import can_be_read
+from dissensus._checks import can_be_read, compute_dtype
 from dissensus._signatures import checked
 from dissensus.data.sources import class_targets
 from dissensus.objectives.losses import log_mixture, own_losses, weighted_mean
@@ -111,6 +112,11 @@ def full(outputs: Tensor) -> Tensor:
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
+def in_full_precision(values: Tensor) -> AbstractContextManager[Any]:
+    """Return a block without autocast where values are."""
+    return torch.autocast(values.device.type, enabled=False)
+
+
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Map: TypeAlias = Callable[[Tensor], Tensor]
 Kind: TypeAlias = Literal["classes", "points", "density", "labels", "own"]
@@ -127,7 +133,8 @@ class Likelihood:
         per_example: From outputs `(..., batch, outputs)` and targets `(..., batch)` or `(..., batch, outputs)` to losses `(..., batch)`.
         mixture: Loss of the ensemble's prediction, `(members, batch, outputs)` to `(batch,)`.
         divergence: How far outputs q are from outputs p, `(..., batch)`; zero where they are equal.
-        pooled: What members of class logits say together, `(batch, classes)`; the largest is the ensemble's answer.
+        average: What the ensemble averages: probabilities or scores (logits).
+        weights: Weight of each member in that average; None where all count the same.
         class_axis: Where classes are in outputs with positions, `(members, batch, classes, height, width)`; None to find out.
         ignore_index: Class index of positions that do not count.
         quantiles: The levels of outputs that are quantiles; None of others.
@@ -138,7 +145,8 @@ class Likelihood:
     per_example: Loss
     mixture: Loss
     divergence: Loss
-    pooled: Map = field(default=lambda logits: full(logits).softmax(-1).mean(0), kw_only=True)
+    average: Literal["probs", "scores"] = field(default="probs", kw_only=True)
+    weights: tuple[float, ...] | None = field(default=None, kw_only=True)
     class_axis: int | None = field(default=None, kw_only=True)
     ignore_index: int = field(default=IGNORED, kw_only=True)
     quantiles: "Pinball | None" = field(default=None, kw_only=True)
@@ -151,6 +159,26 @@ class Likelihood:
     def mean_and_scale(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is predicted, and its scale: zero where outputs are points."""
         return mean_and_scale(outputs) if self.kind == "density" else (outputs, torch.zeros_like(outputs))
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Return what members of class or label logits say together, `(batch, classes)`, or `(batch, labels)` of yes."""
+        says: Map = torch.sigmoid if self.kind == "labels" else partial(torch.softmax, dim=-1)
+        outputs, weights = full(outputs), self.member_weights(outputs)
+        return (
+            weighted_mean(says(outputs), weights) if self.average == "probs" else says(weighted_mean(outputs, weights))
+        )
+
+    def member_weights(self, outputs: Tensor) -> Tensor | None:
+        """Return the weight of each member, `(members,)`; of those that are one network's each has its share of that network's."""
+        if self.weights is None:
+            return None
+        each, rest = divmod(len(outputs), len(self.weights))
+        if rest or not each:
+            raise ValueError(
+                f"`weights` must be one number for each of {len(outputs)} members; got {len(self.weights)}."
+            )
+        shares = [weight / each for weight in self.weights for _ in range(each)]
+        return torch.tensor(shares, dtype=compute_dtype(outputs), device=outputs.device)
 
     def targets(self, x: Any, y: Tensor) -> Tensor:
         """Return targets in the type that the loss wants: real ones as columns, in the precision of the inputs where those are real."""
@@ -181,6 +209,14 @@ class Likelihood:
     def has_positions(self, outputs: Tensor) -> bool:
         """Whether outputs are dense, of a loss that is one of each position."""
         return self.kind in ("classes", "points", "labels") and outputs.ndim > 3
+
+    def check_ignored(self, outputs: Tensor) -> None:
+        """Refuse an `ignore_index` where there are no positions that it could leave out."""
+        if self.kind == "classes" and self.ignore_index != IGNORED and not self.has_positions(outputs):
+            raise ValueError(
+                f"`ignore_index` leaves out positions, and these outputs have none, {tuple(outputs.shape)}. Leave such examples out, or "
+                "give them weight zero."
+            )
 
     def positions(self, targets: Tensor, weights: Tensor | None, *, own: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the targets and weights that `rows` gives of dense outputs; what is ignored has weight zero."""
@@ -229,6 +265,11 @@ def smooth_labels(targets: Tensor, num_classes: int, smoothing: float) -> Tensor
     if smoothing == 0.0:
         return targets
     return class_targets(targets, num_classes) * (1.0 - smoothing) + smoothing / num_classes
+
+
+def smooth_answers(targets: Tensor, smoothing: float) -> Tensor:
+    """Mix answers to yes or no, 1 or 0, with one half."""
+    return targets * (1.0 - smoothing) + 0.5 * smoothing
 
 
 def _log_probs(logits: Tensor) -> Tensor:
@@ -307,10 +348,6 @@ def binary_losses(logits: Tensor, targets: Tensor, class_weights: tuple[float, .
     return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="none").sum(-1)
 
 
-def _mean_yes(logits: Tensor) -> Tensor:
-    return full(logits).sigmoid().mean(0)
-
-
 def _binary_mixture(logits: Tensor, targets: Tensor) -> Tensor:
     logits = full(logits)
     yes, no = (log_mixture(F.logsigmoid(sign * logits)) for sign in (1, -1))
@@ -359,6 +396,8 @@ class Pinball:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of outputs `(batch, levels)` for targets `(batch,)`."""
         levels = self.levels_of(outputs.shape[-1])
+        if targets.numel() != len(outputs):
+            raise ValueError(f"Quantiles are of one target for each example, (batch,); got {tuple(targets.shape)}.")
         error = targets.reshape(len(outputs), 1) - full(outputs)
         tau = torch.tensor(levels, dtype=error.dtype, device=error.device)
         return torch.maximum(tau * error, (tau - 1) * error).sum(-1)
@@ -375,7 +414,7 @@ def _own_loss(loss: Loss) -> Likelihood:
     """Return the likelihood of a user's own loss, which the ensemble's average output is judged by too."""
 
     def divergence(p: Tensor, q: Tensor) -> Tensor:
-        raise ValueError("A loss of your own does not say how far two outputs are apart. Use a named one.")
+        raise ValueError(f"The loss {name} does not say how far two outputs are apart. Use a named one, not 'pinball'.")
 
     name = getattr(loss, "__qualname__", type(loss).__qualname__)
     quantiles = loss if isinstance(loss, Pinball) else None
@@ -391,7 +430,7 @@ _LIKELIHOODS = [
     _density("gaussian_nll", gaussian_losses, _gaussian_kl),
     _density("laplace_nll", laplace_losses, _laplace_kl),
     Likelihood("poisson", "points", _poisson, _of_mean_density(_poisson), _poisson_kl),
-    Likelihood("binary_cross_entropy", "labels", binary_losses, _binary_mixture, _binary_kl, pooled=_mean_yes),
+    Likelihood("binary_cross_entropy", "labels", binary_losses, _binary_mixture, _binary_kl),
     replace(_own_loss(Pinball()), name="pinball"),
 ]
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType({likelihood.name: likelihood for likelihood in _LIKELIHOODS})

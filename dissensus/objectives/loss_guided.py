@@ -18,7 +18,7 @@ from dissensus.members import View
 from dissensus.objectives.disagreement import DrawsMembers, Orientation, PairTerm, divdis
 from dissensus.objectives.likelihoods import LIKELIHOODS, full
 from dissensus.objectives.losses import class_labels
-from dissensus.objectives.objective import OutputObjective, Parts, Step
+from dissensus.objectives.objective import OutputObjective, Parts, Step, as_rows, mean_over, one_answer
 from dissensus.types import Labels, MemberLogits, Scores
 
 Weighting: TypeAlias = Literal["loss", "inverse_probability"]
@@ -52,10 +52,20 @@ def ensemble_losses(mean_logits: Tensor, targets: Tensor) -> Tensor:
     return LIKELIHOODS["cross_entropy"].per_example(full(mean_logits.detach()), targets)
 
 
-def weights_from_losses(losses: Tensor, weighting: Weighting = "loss") -> Tensor:
-    """Return weights with mean one over the mean loss: in proportion to the loss, or to one over the true class's probability."""
-    mean = losses.mean()
-    share = losses / mean if weighting == "loss" else losses.softmax(-1) * len(losses)
+def weights_from_losses(losses: Tensor, weighting: Weighting = "loss", examples: Tensor | None = None) -> Tensor:
+    """Return weights with mean one over the mean loss: in proportion to the loss, or to one over the true class's probability.
+
+    Means are by weights of the `examples`, where there are any.
+    """
+    mean = mean_over(losses, examples)
+    if weighting == "loss":
+        share = losses / mean
+    elif examples is None:
+        share = losses.softmax(-1) * len(losses)
+    else:
+        # What counts nothing may have the largest loss.
+        inverse = (losses - losses.where(examples > 0, -torch.inf).amax()).clamp_max(0).exp()
+        share = inverse / mean_over(inverse, examples)
     # Not the loss over the squared mean: the square of a small mean underflows.
     return torch.where(mean > 0, share / mean, 0.0)
 
@@ -69,12 +79,18 @@ class Seen:
         losses: The ensemble's loss on each example, `(batch,)`.
         strength: Strength of the disagreement, a scalar.
         held_out: For guards that bring such data: logits of the members that train, `(members, batch, classes)`, and labels, `(batch,)`.
+        examples: How much each example counts in means, `(batch,)`; None where all count the same.
     """
 
     weights: Tensor
     losses: Tensor
     strength: Tensor
     held_out: tuple[Tensor, Tensor] | None = None
+    examples: Tensor | None = None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of values of the examples, `(batch,)`."""
+        return mean_over(values, self.examples)
 
 
 class Guard(ABC):
@@ -129,7 +145,7 @@ class WeightCap(Guard):
 
     def factor(self, seen: Seen) -> Tensor:
         """Return the cap over the mean weight, at most 1."""
-        return _at_most_one(torch.full_like(seen.strength, self.largest), seen.weights.mean())
+        return _at_most_one(torch.full_like(seen.strength, self.largest), seen.mean(seen.weights))
 
 
 @dataclass(frozen=True)
@@ -186,7 +202,7 @@ class HeldOutLoss(HeldOutGuard):
         """Return the squared ratio of the two mean losses, at most 1."""
         logits, labels = self.look(seen)
         held_out = ensemble_losses(logits.mean(0), labels).mean()
-        return _at_most_one(seen.losses.mean().square(), held_out.square())
+        return _at_most_one(seen.mean(seen.losses).square(), held_out.square())
 
 
 @checked
@@ -309,7 +325,7 @@ class LossGuided(DrawsMembers, OutputObjective):
         held_out = None
         if not self.outputs_only:
             with members.evaluating():
-                held_out = members(step.inputs("held_out.x", x)), step.streams["held_out.y"]
+                held_out = one_answer(self, members(step.inputs("held_out.x", x))), step.streams["held_out.y"]
         return self._judge(members, outputs, y, step, total / count, held_out)
 
     def on_outputs(self, outputs: Tensor, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
@@ -328,14 +344,16 @@ class LossGuided(DrawsMembers, OutputObjective):
         scale, outputs = self.scale(step, outputs, members), full(outputs)
         losses = self.member_losses(outputs, y, step)
         strength = self._strength(step, losses)
+        mean_logits = self.likelihood.rows(mean_logits[None], y)[0][0]
+        outputs, y, step = as_rows(self.likelihood, None, outputs, y, step)
         with torch.no_grad():
             hardness = ensemble_losses(mean_logits, y)
-            weights = weights_from_losses(hardness, self.weighting)
+            weights = weights_from_losses(hardness, self.weighting, step.weights)
             if self._guard is not None:
-                weights = weights * self._guard.factor(Seen(weights, hardness, strength, held_out))
-        weighted, value = self._regulariser(outputs, weights)
+                weights = weights * self._guard.factor(Seen(weights, hardness, strength, held_out, step.weights))
+        weighted, value = self._regulariser(outputs, weights, step)
         loss = losses.mean() + strength * weighted
-        parts = {"loss": losses.detach(), "pair_term": value.detach(), "weight": weights.mean()}
+        parts = {"loss": losses.detach(), "pair_term": value.detach(), "weight": step.mean(weights)}
         return scale * len(outputs) * loss, parts
 
     def _strength(self, step: Step, like: Tensor) -> Tensor:
@@ -344,14 +362,15 @@ class LossGuided(DrawsMembers, OutputObjective):
             return strength.reshape(()).to(like)
         return torch.full((), real_number("strength", strength), dtype=like.dtype, device=like.device)
 
-    def _regulariser(self, logits: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _regulariser(self, logits: Tensor, weights: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Return the weighted term, and the unweighted one for the log."""
         half = 0.5 if self.reduction == "document" else 1.0
         if self.regulariser == "divdis":
-            value = divdis(logits.softmax(-1), weights=weights)
-            return half * weights.mean() * value, value
+            counted = weights if step.weights is None else weights * step.weights
+            value = divdis(logits.softmax(-1), weights=counted)
+            return half * step.mean(weights) * value, value
         values = self.mean_over_pairs(logits)
-        return half * (weights * values).mean(), values.mean()
+        return half * step.mean(weights * values), step.mean(values)
 
 
 def _others(rows: Tensor, num_members: int) -> Tensor:

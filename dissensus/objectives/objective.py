@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from dissensus._signatures import checked, real_number
+from dissensus._signatures import checked, real_number, refuse
 from dissensus.data.trees import Tree
 from dissensus.members import View
 from dissensus.objectives.likelihoods import (
@@ -20,10 +20,14 @@ from dissensus.objectives.likelihoods import (
     check_class_weights,
     class_weighted,
     likelihood_of,
+    smooth_answers,
     smooth_labels,
 )
 from dissensus.objectives.losses import Others
 from dissensus.randomness import Noise, fold
+
+if TYPE_CHECKING:
+    from dissensus.objectives.joint import Joint
 
 Parts = dict[str, Tensor]
 # From targets and weights of examples to weights of what is averaged.
@@ -48,6 +52,14 @@ class Whole:
         if self.weights is None or self.part_weights is None:
             return 1.0
         return _total(self.part_weights) / (self.share * _total(self.weights))
+
+
+def mean_over(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Return means over the last axis, sum(w · values) / sum(w) where there are weights."""
+    if weights is None:
+        return values.mean(-1)
+    weights = weights.to(values.dtype)
+    return (weights * values).sum(-1) / _total(weights)
 
 
 def _total(weights: Tensor) -> Tensor:
@@ -95,14 +107,11 @@ class Step:
         """
         own, whole = weights is None, self.whole
         weights = self.weights if weights is None else weights
-        if weights is None:
-            return losses.mean(-1)
-        weights = weights.to(losses.dtype)
-        if whole is None or whole.weights is None:
-            return (weights * losses).sum(-1) / _total(weights)
+        if weights is None or whole is None or whole.weights is None:
+            return mean_over(losses, weights)
         if own and self.weights is whole.part_weights:
-            return (weights * losses).sum(-1) / (whole.share * _total(whole.weights.to(losses.dtype)))
-        return (weights * losses).sum(-1) / _total(weights) * whole.factor
+            return (weights.to(losses.dtype) * losses).sum(-1) / (whole.share * _total(whole.weights.to(losses.dtype)))
+        return mean_over(losses, weights) * whole.factor
 
     def weighing(self, y: Tensor, weigh: Weigh) -> "Step":
         """Return this step with other weights for `mean`, `weigh(targets, weights)`; the whole's too where these are a part's own."""
@@ -218,15 +227,49 @@ def as_rows(
     likelihood: Likelihood, class_weights: tuple[float, ...] | None, outputs: Tensor, y: Tensor, step: Step
 ) -> tuple[Tensor, Tensor, Step]:
     """Return outputs, targets and the step with what is averaged as rows: each position, weighed by example and class."""
+    likelihood.check_ignored(outputs)
+    has_positions = likelihood.has_positions(outputs)
+    if has_positions and likelihood.kind == "labels" and class_weights is not None:
+        raise ValueError(
+            f"`class_weights` of {likelihood.name} are for outputs (batch, labels); these have positions, {tuple(outputs.shape[1:])} with "
+            "the batch. Weigh them in a loss of your own."
+        )
     rows, targets, _ = likelihood.rows(outputs, y, own=step.own)
 
     def weigh(y: Tensor, given: Tensor | None) -> Tensor | None:
-        if likelihood.has_positions(outputs):
+        if has_positions:
             y, given = likelihood.positions(y, given, own=step.own)
         # Labels of yes or no are weighed in the loss of each.
         return given if likelihood.kind == "labels" else class_weighted(class_weights, rows, y, given)
 
     return rows, targets, step.weighing(y, weigh)
+
+
+def one_answer(objective: Objective, outputs: Tensor) -> Tensor:
+    """Return outputs `(members, batch, outputs)`, or refuse those with positions for an objective that takes none."""
+    if objective.likelihood.has_positions(outputs):
+        raise ValueError(
+            f"{type(objective).__name__} takes one answer an input, (members, batch, outputs); these have positions, "
+            f"{tuple(outputs.shape)}. Take Independent, Joint or LossGuided."
+        )
+    return outputs
+
+
+def check_class_settings(objective: "Independent | Joint") -> None:
+    """Refuse what an objective says of classes where its loss has none, and shares and weights that cannot be meant."""
+    likelihood = objective.likelihood
+    real_number("label_smoothing", objective.label_smoothing, below=1.0)
+    check_class_weights(objective.class_weights, likelihood)
+    answers, positions = likelihood.kind in ("classes", "labels"), likelihood.kind == "classes"
+    set_positions = objective.class_axis is not None or objective.ignore_index != IGNORED
+    refuse(
+        {
+            f"`label_smoothing` is for class labels; the loss is {likelihood.name!r}.": objective.label_smoothing > 0
+            and not answers,
+            f"`class_axis` and `ignore_index` are for class indices; the loss is {likelihood.name!r}.": set_positions
+            and not positions,
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -294,11 +337,9 @@ class Independent(OutputObjective):
 
     def __post_init__(self) -> None:
         likelihood = self.likelihood  # kept from now on: a compiled step cannot make it
-        real_number("label_smoothing", self.label_smoothing, below=1.0)
-        check_class_weights(self.class_weights, likelihood)
-        smoothed = likelihood.kind not in ("classes", "labels") and self.label_smoothing
-        if smoothed or (likelihood.kind != "classes" and self.over_classes):
-            raise ValueError(f"`label_smoothing` and `over_classes` are for class labels; the loss is {self.loss!r}.")
+        check_class_settings(self)
+        if likelihood.kind != "classes" and self.over_classes:
+            raise ValueError(f"`over_classes` is for class labels; the loss is {self.loss!r}.")
 
     @cached_property
     def likelihood(self) -> Likelihood:
@@ -310,7 +351,7 @@ class Independent(OutputObjective):
         likelihood = self.likelihood
         outputs, y, step = as_rows(likelihood, self.class_weights, outputs, y, step)
         if likelihood.kind == "labels":
-            targets = y * (1.0 - self.label_smoothing) + 0.5 * self.label_smoothing
+            targets = smooth_answers(y, self.label_smoothing)
             losses = step.mean(binary_losses(outputs, targets, self.class_weights))
         else:
             targets = smooth_labels(y, outputs.shape[-1], self.label_smoothing)

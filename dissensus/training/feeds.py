@@ -124,6 +124,7 @@ class Feed(ABC):
         steps_per_epoch: Batches in an epoch.
         smallest: Size of the smallest batch, where it is known.
         placed: Whether `batch` is another one in each step.
+        check: Refuses targets of a batch that comes from elsewhere, before it goes to the device.
         tensors: `position` in the epoch, `batch`, and `order`, in which a step finds the rows of its batch; without an order
             `batch` is what the step takes.
     """
@@ -139,6 +140,7 @@ class Feed(ABC):
     placed: bool = False
 
     def __init__(self, device: torch.device) -> None:
+        self.check: Callable[[Tensor], None] = unchecked
         self.tensors: dict[str, Any] = {"position": torch.zeros((), dtype=torch.int64, device=device)}
 
     def identity(self) -> str:
@@ -291,6 +293,10 @@ def as_they_come(x: Any, y: Tensor) -> Tensor:
     return y
 
 
+def unchecked(y: Tensor) -> None:
+    """Take any targets."""
+
+
 class LoaderFeed(Feed):
     """A user's DataLoader, in its own order; all members share its batches, which are placed among the tensors one by one."""
 
@@ -317,12 +323,16 @@ class LoaderFeed(Feed):
         self.smallest = _smallest(loader, accumulate)
 
     def _fill(self, number: int, skip: int) -> Iterator[int]:
-        taken = self.batches(number, skip)
+        taken = map(self._checked, self.batches(number, skip))
         places = range(skip, self.steps_per_epoch)
         moved = self.carrier.ahead(lambda _: next(taken), places) if self.ahead else map(self.carrier.move, taken)
         for x, y, *weights in moved:
             self.tensors["batch"] = (x, self.targets(x, y), *weights)
             yield len(x)
+
+    def _checked(self, batch: Parts) -> Parts:
+        self.check(batch[1])
+        return batch
 
     def batches(self, number: int, skip: int) -> Iterator[Parts]:
         """Return each batch of the epoch after the first `skip`; the loader's own shuffling is seeded by (seed, epoch)."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -162,93 +163,122 @@ def check_smallest_batch(members: Members, smallest: int | None, accumulate: int
         )
 
 
-def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str = "training") -> None:
-    """Refuse targets that do not fit the members' outputs, `(members, batch, outputs)` or with positions."""
-    kind, has_positions = likelihood.kind, outputs.ndim > 3
+# What bfloat16, the coarsest format, leaves of a row of probabilities that sums to one: 8 bits of each.
+_ROUNDED = 0.01
+
+
+@dataclass(frozen=True)
+class TargetValues:
+    """What values targets of a loss may have; one of the user's own sees to its own.
+
+    Attributes:
+        kind: Of the likelihood.
+        loss: Its name.
+        classes: How many classes the network has, if it has any.
+        ignored: Class index of positions that do not count, of outputs with positions; None of others.
+    """
+
+    kind: str
+    loss: str
+    classes: int
+    ignored: int | None
+
+    def check(self, y: Tensor, name: str) -> None:
+        """Refuse labels that are no classes, answers to yes or no that are none, and counts below zero."""
+        if self.kind == "classes":
+            self._check_classes(y if y.is_floating_point() else y.long(), name)
+        elif self.kind == "labels" and not bool(((y >= 0) & (y <= 1)).all()):
+            came = f"got {float(y.min()):g} to {float(y.max()):g}"
+            raise ValueError(f"The {name} targets of {self.loss} must be 0 or 1 (or between); {came}.")
+        elif self.kind == "points" and self.loss == "poisson" and bool((y < 0).any()):
+            raise ValueError(f"The {name} targets of poisson are counts, 0 or more; got {float(y.min()):g}.")
+
+    def _check_classes(self, y: Tensor, name: str) -> None:
+        """Refuse labels that are no classes, and real targets whose rows are no distributions over classes."""
+        counted = y if self.ignored is None else y[y != self.ignored]
+        if self.ignored is None or len(counted):
+            sources.check_labels_fit(counted, self.classes, name)
+        if not y.is_floating_point():
+            return
+        sums, lowest = y.sum(-1, dtype=torch.float32), y.amin(-1).float()
+        wrong = ((sums - 1).abs() > _ROUNDED) | (lowest < -_ROUNDED)
+        if bool(wrong.any()):
+            raise ValueError(
+                f"The {name} targets must be class indices (integers) or class probabilities, rows that are not negative and sum to 1; "
+                f"{int(wrong.sum())} of {len(y)} rows are not, the first sums to {float(sums[wrong][0]):.4g}. Normalise them, or "
+                "for regression pass objective=Independent('mse') or Independent('gaussian_nll')."
+            )
+
+
+def check_targets(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str = "training") -> TargetValues:
+    """Refuse targets that do not fit the members' outputs, `(members, batch, outputs)` or with positions; return what values fit."""
+    kind, has_positions, classes = likelihood.kind, outputs.ndim > 3, outputs.shape[-1]
     if kind == "own":
         few = min(len(y), outputs.shape[1])
         likelihood.losses(outputs[:, :few], y[:few].to(outputs.device))
     elif kind == "labels" or (kind == "points" and has_positions):
         _check_alike(outputs, y, likelihood, name)
     elif kind == "classes" and has_positions:
-        _check_positions(outputs, y, likelihood, name)
+        classes = _classes_of_positions(outputs, y, likelihood, name)
     elif outputs.ndim != 3:
         raise ValueError(
             f"A member must give (batch, outputs); got (members, batch, ...) = {tuple(outputs.shape)}. "
             "Keep one output axis, also for a single output; flatten further ones."
         )
-    elif kind == "classes":
-        _check_classes(outputs, y, name)
-    else:
+    elif kind != "classes":
         given = as_columns(y).shape[-1]
         wanted = 2 * given if kind == "density" else given  # a mean and a rho each
         if outputs.shape[-1] != wanted:
             raise ValueError(f"{likelihood.name} of {given} targets wants {wanted} outputs; got {outputs.shape[-1]}.")
-        if likelihood.name == "poisson" and bool((y < 0).any()):
-            raise ValueError(f"The {name} targets of poisson are counts, 0 or more; got {float(y.min()):g}.")
-
-
-# What bfloat16, the coarsest format, leaves of a row of probabilities that sums to one: 8 bits of each.
-_ROUNDED = 0.01
-
-
-def _check_classes(outputs: Tensor, y: Tensor, name: str) -> None:
-    """Refuse labels that are no classes, and real targets whose rows are no distributions over classes."""
-    sources.check_labels_fit(y, outputs.shape[-1], name)
-    if not y.is_floating_point():
-        return
-    sums, lowest = y.sum(-1, dtype=torch.float32), y.amin(-1).float()
-    wrong = ((sums - 1).abs() > _ROUNDED) | (lowest < -_ROUNDED)
-    if bool(wrong.any()):
-        raise ValueError(
-            f"The {name} targets must be class indices (integers) or class probabilities, rows that are not negative and sum to 1; "
-            f"{int(wrong.sum())} of {len(y)} rows are not, the first sums to {float(sums[wrong][0]):.4g}. Normalise them, or "
-            "for regression pass objective=Independent('mse') or Independent('gaussian_nll')."
-        )
+    likelihood.check_ignored(outputs)
+    values = TargetValues(kind, likelihood.name, classes, likelihood.ignore_index if has_positions else None)
+    values.check(y, name)
+    return values
 
 
 def _check_alike(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
-    """Refuse targets that are not shaped as one member's outputs, or no answers to yes or no."""
+    """Refuse targets that are not shaped as one member's outputs."""
     if y.shape[1:] != outputs.shape[2:]:
         raise ValueError(
             f"The {name} targets of {likelihood.name} must be shaped as the outputs, (batch, "
             f"{', '.join(map(str, outputs.shape[2:]))}); got {tuple(y.shape)}."
         )
-    if likelihood.kind == "labels" and not bool(((y >= 0) & (y <= 1)).all()):
-        raise ValueError(
-            f"The {name} targets of {likelihood.name} must be 0 or 1 (or between); got {float(y.min()):g} to {float(y.max()):g}."
-        )
 
 
-def _check_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> None:
-    """Refuse targets of dense outputs that are not one class index for each position."""
+def _classes_of_positions(outputs: Tensor, y: Tensor, likelihood: Likelihood, name: str) -> int:
+    """Return how many classes outputs with positions have, or refuse targets that are not one class index for each position."""
     if y.is_floating_point():
         raise ValueError(
             f"The {name} targets of outputs with positions must be class indices (integers); got {y.dtype}."
         )
     few = outputs[:, :1].expand(-1, 1, *outputs.shape[2:])
-    axis = class_axis_of(few, y[:1], likelihood.class_axis)
-    counted = y[y != likelihood.ignore_index]
-    if len(counted):
-        sources.check_labels_fit(counted, outputs.shape[axis], name)
+    return outputs.shape[class_axis_of(few, y[:1], likelihood.class_axis)]
 
 
 @dataclass(frozen=True)
 class _Held:
-    """Validation batches, from the start each time; what lies in a file is read anew."""
+    """Validation batches, from the start each time; what lies in a file is read anew, and targets that come in batches are checked."""
 
     data: Pairs
+    values: TargetValues | None = None
 
     def __iter__(self) -> Iterator[Triple]:
         arrays = isinstance(self.data, tuple)
         with nullcontext() if arrays else seeded(0):
-            yield from sources.weighted_batches(self.data, 2048 if arrays else 1024)
+            for x, y, weights in sources.weighted_batches(self.data, 2048 if arrays else 1024):
+                if self.values is not None:
+                    self.values.check(y, "validation")
+                yield x, y, weights
 
 
-def _held_out(validation: Pairs | None, members: Members, likelihood: Likelihood, outputs: Tensor) -> _Held | None:
+def _held_out(
+    validation: Pairs | None, members: Members, likelihood: Likelihood, outputs: Tensor, values: TargetValues
+) -> _Held | None:
     """Return validation batches, if there are any, that can be gone through again and again."""
-    if validation is None or (arrays := sources.arrays_of(validation)) is None:
-        return None if validation is None else _Held(validation)
+    if validation is None:
+        return None
+    if (arrays := sources.arrays_of(validation)) is None:
+        return _Held(validation, values)
     x, y, weights = arrays
     sources.check_pair(x, y, "validation")
     sources.check_weights(weights, len(x), "validation")
@@ -398,11 +428,12 @@ def fit(
         whole.check_beside(data, side, name)
     feed, (few, targets) = _Feeding(members, objective, settings, target).feed_of(data)
     outputs = _outputs(members, few)
-    check_targets(outputs, targets, objective.likelihood)
+    values = check_targets(outputs, targets, objective.likelihood)
+    feed.check = partial(values.check, name="training")
     check_smallest_batch(members, feed.smallest, settings.accumulate, few)
     objective = _prepared(objective, feed, few)
     streams = _streams_of(objective, unlabelled, few, target)
-    held_out = _held_out(held, members, objective.likelihood, outputs)
+    held_out = _held_out(held, members, objective.likelihood, outputs, values)
     watch = CollusionWatch.of(members, data, objective, outputs) if watch_collusion else None
     trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
     trainer.result.members = whole.train()
@@ -467,9 +498,10 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
     for name, values in streams.items():
         if len(values) == 0:
             raise ValueError(f"The {name} data are empty; leave them out.")
-        if not name.endswith(".y") and _shapes(values) != _shapes(x):
+        if not name.endswith(".y") and _looks(values) != _looks(x):
             raise ValueError(
-                f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, {describe(x)}; got {describe(values)}."
+                f"The {name.removesuffix('.x')} inputs must be shaped as the training inputs, and real numbers where those are, "
+                f"{describe(x)}; got {describe(values)}."
             )
     return {
         name if isinstance(values, Tensor) else f"{name}.{place}": leaf
@@ -478,6 +510,7 @@ def _streams_of(objective: Objective, unlabelled: Any, x: Batch, device: torch.d
     }
 
 
-def _shapes(batch: Batch) -> tuple[list[torch.Size], Any]:
+def _looks(batch: Batch) -> tuple[list[tuple[torch.Size, bool]], Any]:
+    """Return the shape of each input of a batch, and whether it is of real numbers."""
     leaves, spec = tree_flatten(batch)
-    return [leaf.shape[1:] for leaf in leaves], spec
+    return [(leaf.shape[1:], leaf.is_floating_point()) for leaf in leaves], spec

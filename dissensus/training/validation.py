@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isnan
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,13 +58,12 @@ class CollusionWatch:
             raise ValueError(
                 f"watch_collusion=True looks at {len(y)} training examples, in which no label counts. Leave it out."
             )
-        weights = _setting(objective, "weights")
         return cls(
             x.to(place),
             y.to(place),
             _watched_loss(likelihood),
-            _setting(objective, "average") or "probs",
-            None if weights is None else torch.tensor(weights, device=place),
+            likelihood.average,
+            likelihood.member_weights(outputs.to(place)),
             likelihood,
         )
 
@@ -101,13 +99,6 @@ def _watched_loss(likelihood: Likelihood) -> str:
     if likelihood.kind == "classes" or likelihood.name == "poisson":
         return likelihood.name
     return "sigmoid" if likelihood.kind == "labels" else "mse"
-
-
-def _setting(objective: Any, name: str) -> Any:
-    """Return a setting of an objective, or of one that it wraps."""
-    if hasattr(objective, name) or not hasattr(objective, "inner"):
-        return getattr(objective, name, None)
-    return _setting(objective.inner, name)
 
 
 def _sample(data: Pairs, size: int) -> tuple[Batch, Tensor]:
@@ -169,11 +160,11 @@ def _measured(
     if likelihood.kind == "classes":
         labels = y.argmax(-1) if y.is_floating_point() else y
         found["validation_accuracy"] = outputs.argmax(-1) == labels
-        found["ensemble_accuracy"] = likelihood.pooled(outputs).argmax(-1) == labels
+        found["ensemble_accuracy"] = likelihood.probabilities(outputs).argmax(-1) == labels
     elif likelihood.kind == "labels":
         # The share of labels that are answered rightly.
         found["validation_accuracy"] = ((outputs > 0) == (y > 0.5)).double().mean(-1)
-        found["ensemble_accuracy"] = ((likelihood.pooled(outputs) > 0.5) == (y > 0.5)).double().mean(-1)
+        found["ensemble_accuracy"] = ((likelihood.probabilities(outputs) > 0.5) == (y > 0.5)).double().mean(-1)
     return found
 
 
