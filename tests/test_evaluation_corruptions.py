@@ -132,7 +132,9 @@ def test_images_from_0_to_1_are_those_of_256_steps(ensemble, data, result):
         **{"seed": 3, "corruptions": NAMES, "severities": LEVELS, "scores": SCORES, "bootstrap": 40},
     )
     assert [n.key for n in other.numbers] == [n.key for n in result.numbers]
-    np.testing.assert_allclose([n.value for n in other.numbers], [n.value for n in result.numbers], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        [n.value for n in other.numbers], [n.value for n in result.numbers], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_table_of_severities_is_by_total_entropy_where_it_was_computed(ensemble, data):
