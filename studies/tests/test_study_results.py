@@ -507,6 +507,20 @@ def test_what_a_claim_says_of_some_sets_only_stands_in_their_columns():
         results.table_of([claim | {"measured": ["3 of 10"]}], layout)
 
 
+def test_claims_on_heads_go_by_arms_of_the_documents_epochs():
+    frame = diversification.pretrained(results.load("diversification"))
+    own = diversification.as_the_document(frame[frame["setting.backbone"] == "pretrained C=100"])
+    guided = [f"ldr={s} none A=2 M=5" for s in (0, 0.1, 0.5, 1, 5)] + [
+        "ldr=0.5 none A=2 M=10",
+        "ldr=0.5 none A=2 layers=1 M=5",
+    ]
+    rows = [*guided, "ldr=0.5 inverse probability A=2 M=5", "two-stage=0.5 A=2 M=5", "deep M=5", "divdis=1 M=5"]
+    chosen = own[own["row"].isin(rows)]
+    assert set(chosen["training.epochs"]) == {10}
+    assert (chosen.groupby("row").size() == 3).all()
+    assert len(chosen) == 3 * len(rows)
+
+
 def test_what_drawing_costs_is_judged_by_the_fastest_of_seeds():
     made = {"machine": "AMD EPYC", "versions": {"torch": "2.13"}, "date": "2026-11-19", "seconds": 6.0}
 
