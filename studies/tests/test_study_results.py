@@ -516,6 +516,9 @@ def test_claims_on_heads_go_by_arms_of_the_documents_epochs():
     ]
     rows = [*guided, "ldr=0.5 inverse probability A=2 M=5", "two-stage=0.5 A=2 M=5", "deep M=5", "divdis=1 M=5"]
     chosen = own[own["row"].isin(rows)]
+    # Groups are means over their sets: arms that are compared are judged by the same ones.
+    sets = own[own["training.epochs"].notna()].filter(regex=r"^auroc\..*\.bma$").dropna(axis=1, how="all")
+    assert sets.loc[:, ~sets.columns.str.startswith("auroc.textures")].notna().all(axis=None)
     assert set(chosen["training.epochs"]) == {10}
     assert (chosen.groupby("row").size() == 3).all()
     assert len(chosen) == 3 * len(rows)
