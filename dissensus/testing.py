@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dissensus.members import Members, View
 from dissensus.members.stacking import copies_of
 from dissensus.objectives import Independent, Joint, Objective, likelihood_of
-from dissensus.objectives.objective import Parts, Step, Wrapper
+from dissensus.objectives.objective import Parts, Step, Wrapper, as_objective
 from dissensus.predictions import predict
 from dissensus.training import fit
 
@@ -70,7 +70,13 @@ def check_members(
 
 
 def check_objective(
-    objective: Objective, make: MakeMembers, x: Tensor, y: Tensor, *, rtol: float = 1e-4, atol: float = 1e-5
+    objective: Objective | Callable[..., Any],
+    make: MakeMembers,
+    x: Tensor,
+    y: Tensor,
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
 ) -> None:
     """Check that an objective keeps the contract on which `fit` relies.
 
@@ -80,7 +86,7 @@ def check_objective(
     members that a step does not pick stay bit for bit as they were (for kinds whose members are `separate`).
 
     Args:
-        objective: The objective.
+        objective: The objective, or a function of (members, x, y, step).
         make: Makes an ensemble to train, with its seed.
         x: Some inputs, `(batch, ...)`.
         y: Their targets.
@@ -95,6 +101,7 @@ def check_objective(
         >>> x, y = torch.randn(20, 4), torch.arange(20) % 3
         >>> check_objective(Joint(0.5), lambda: ds.DeepEnsemble(lambda: nn.Linear(4, 3), 3, seed=0), x, y)
     """
+    objective = as_objective(objective, likelihood_of("mse" if y.is_floating_point() else "cross_entropy"))
     name = type(objective).__name__
     case = _Case(make, x, y, objective.likelihood.name, rtol, atol)
     before = x.clone(), y.clone()

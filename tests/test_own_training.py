@@ -477,3 +477,54 @@ def test_runs_with_all_of_it_resume_exactly(engine, tmp_path):
 def test_wrong_options_of_steps_get_a_sentence(settings, words):
     with pytest.raises(ValueError, match=words):
         trained(problem(), **settings)
+
+
+def disagreeing(members, x, y, step):
+    """What somebody writes after reading what an objective is."""
+    logits = members.each(x) if step.own else members(x)
+    losses = torch.stack([torch.nn.functional.cross_entropy(own, y) for own in logits])
+    spread = logits.softmax(-1).var(0).mean()
+    return losses.sum() - 0.1 * spread, {"loss": losses.detach(), "spread": spread.detach()}
+
+
+@pytest.mark.parametrize("engine", ["eager", "captured"])
+def test_a_function_is_an_objective(engine, tmp_path):
+    x, y = problem()
+    ens, run = trained((x, y), objective=disagreeing, engine=engine)
+    assert {"loss", "spread"} <= {*run.history.columns}
+    plain, _ = trained((x, y), objective=ds.objectives.Independent(), batches="shared", engine=engine)
+    assert not torch.equal(ds.predict(ens, x), ds.predict(plain, x))
+    ds.testing.check_objective(disagreeing, lambda: ds.DeepEnsemble(lambda: torch.nn.Linear(4, 2), 3), x, y)
+    kept, _ = trained((x, y), objective=disagreeing, engine=engine, checkpoint_dir=tmp_path)
+    again, _ = trained((x, y), objective=disagreeing, engine=engine, checkpoint_dir=tmp_path, resume=True)
+    assert torch.equal(ds.predict(again, x), ds.predict(kept, x))
+
+
+def test_a_function_says_what_it_needs():
+    def alone(members, x, y, step):
+        assert step.own
+        losses = torch.stack([torch.nn.functional.mse_loss(*pair) for pair in zip(members.each(x), y, strict=True)])
+        return losses.sum(), {"loss": losses.detach()}
+
+    alone.batches, alone.couples = "own", False
+    x = problem()[0]
+    ens = ds.DeepEnsemble(lambda: torch.nn.Linear(4, 1), 2, seed=1)
+    run = ds.fit(ens, (x, x[:, :1]), objective=alone, epochs=2, validation=(x, x[:, :1]), device="cpu")
+    assert run.history["validation_loss"][-1] == pytest.approx(
+        float((ds.predict(ens, x)[1] - x[:, :1]).square().mean()), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.nn.CrossEntropyLoss(),
+        torch.nn.functional.cross_entropy,
+        "joint",
+        ds.objectives.Independent,
+        lambda output, target: output,
+    ],
+)
+def test_a_loss_is_no_objective(loss):
+    with pytest.raises(ValueError, match=r"`objective` must be an objective.*Independent\(loss\)|must be an objective"):
+        trained(problem(), objective=loss)

@@ -1,5 +1,6 @@
 """What `fit` minimises: `(members, x, y, step) -> (loss, parts)`."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -188,6 +189,42 @@ class Objective(ABC):
         What has one name before a dot (`"held_out.x"`, `"held_out.y"`) is as long as each other and drawn together.
         """
         return {}
+
+
+@dataclass(frozen=True)
+class FunctionObjective(Objective):
+    """A function of (members, x, y, step) as an objective; what it has of `batches`, `streams`, `couples` and `likelihood` holds."""
+
+    function: Callable[..., tuple[Tensor, Parts]]
+    usual: Likelihood
+
+    batches = property(lambda self: getattr(self.function, "batches", "shared"))
+    streams = property(lambda self: getattr(self.function, "streams", ()))
+    couples = property(lambda self: getattr(self.function, "couples", True))
+    likelihood = property(lambda self: getattr(self.function, "likelihood", self.usual))
+
+    def __call__(self, members: View, x: Any, y: Tensor, step: Step) -> tuple[Tensor, Parts]:
+        """Return what the function returns."""
+        return self.function(members, x, y, step)
+
+
+def as_objective(given: Any, usual: Likelihood) -> Objective:
+    """Return an objective, or a function `(members, x, y, step) -> (loss, parts)` as one whose outputs are read as usual."""
+    if isinstance(given, Objective):
+        return given
+    called = given.forward if isinstance(given, torch.nn.Module) else given
+    try:
+        inspect.signature(called).bind(*range(4))
+        takes_four = not (isinstance(given, type) or str(getattr(called, "__module__", "")).startswith("torch."))
+    except (TypeError, ValueError):
+        takes_four = False
+    if not takes_four:
+        name = getattr(given, "__name__", type(given).__name__)
+        raise ValueError(
+            f"`objective` must be an objective, such as Independent(), or a function of (members, x, y, step); got {name}. A loss of "
+            "(output, target), one value an example, goes into one: Independent(loss)."
+        )
+    return FunctionObjective(given, usual)
 
 
 class OutputObjective(Objective):

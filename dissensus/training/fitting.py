@@ -26,7 +26,7 @@ from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
 from dissensus.objectives import Independent, Likelihood, Objective
 from dissensus.objectives.likelihoods import as_columns, class_axis_of, regression_loss
-from dissensus.objectives.objective import Batches
+from dissensus.objectives.objective import Batches, as_objective
 from dissensus.randomness import derive, seeded
 from dissensus.training import feeds
 from dissensus.training.engines import EngineName
@@ -293,7 +293,7 @@ def fit(
     members: Members,
     data: Pairs,
     *,
-    objective: Objective | None = None,
+    objective: Objective | Callable[..., Any] | None = None,
     epochs: int = 10,
     batch_size: int | None = None,
     optimizer: str | type[Optimizer] | Factory = "adamw",
@@ -342,7 +342,7 @@ def fit(
             trains its heads. Inputs may be several tensors, as the networks take them: a tuple for `net(a, b)`, a dictionary
             for `net(a=..., b=...)`. A third part are weights of the examples: a batch's loss is then sum(w · loss) / sum(w).
         objective: What to minimise; by default `Independent()`, and `Independent("mse")` where targets are real numbers, as many as the
-            network's outputs. See `dissensus.objectives`.
+            network's outputs. See `dissensus.objectives`; also a function `(members, x, y, step) -> (loss, parts)`.
         epochs: How often the data is gone through.
         batch_size: Examples a step (128 by default); not together with a DataLoader, which has its own.
         optimizer: `"sgd"`, `"adam"`, `"adamw"`, a torch optimizer class, or a function that makes a torch optimizer from
@@ -410,7 +410,7 @@ def fit(
         (8, ['epoch', 'step', 'member', 'loss'])
     """
     members, data, held = as_members(members), _loaded(data, "data"), _loaded(validation, "validation")
-    objective = members.adapt(_objective_of(members, data) if objective is None else objective)
+    minimised = members.adapt(_objective_of(members, data, objective))
     # What a run is asked for are these arguments, by their names.
     asked = locals() | {
         "bf16": precision == "bf16",
@@ -424,18 +424,18 @@ def fit(
     whole, members = members, members.reader(data)
     if held is not None and whole.reader(held) is not members:
         raise ValueError("Training and validation data must both be inputs or both cached features of the backbone.")
-    for name, side in (*objective.stream_data().items(), ("unlabelled", unlabelled)):
+    for name, side in (*minimised.stream_data().items(), ("unlabelled", unlabelled)):
         whole.check_beside(data, side, name)
-    feed, (few, targets) = _Feeding(members, objective, settings, target).feed_of(data)
+    feed, (few, targets) = _Feeding(members, minimised, settings, target).feed_of(data)
     outputs = _outputs(members, few)
-    values = check_targets(outputs, targets, objective.likelihood)
+    values = check_targets(outputs, targets, minimised.likelihood)
     feed.check = partial(values.check, name="training")
     check_smallest_batch(members, feed.smallest, settings.accumulate, few)
-    objective = _prepared(objective, feed, few)
-    streams = _streams_of(objective, unlabelled, few, target)
-    held_out = _held_out(held, members, objective.likelihood, outputs, values)
-    watch = CollusionWatch.of(members, data, objective, outputs) if watch_collusion else None
-    trainer = Trainer(members, objective, feed, streams, held_out, settings, watch)
+    minimised = _prepared(minimised, feed, few)
+    streams = _streams_of(minimised, unlabelled, few, target)
+    held_out = _held_out(held, members, minimised.likelihood, outputs, values)
+    watch = CollusionWatch.of(members, data, minimised, outputs) if watch_collusion else None
+    trainer = Trainer(members, minimised, feed, streams, held_out, settings, watch)
     trainer.result.members = whole.train()
     try:
         with _threads_of(members, few, (feed.batch_size or 128) // settings.accumulate):
@@ -451,8 +451,16 @@ def _loaded(data: Any, name: str) -> Any:
     return as_data(data, name) if isinstance(data, str | Path | Loaded) else data
 
 
-def _objective_of(members: Members, data: Any) -> Objective:
-    """Return the objective where none is given: squared errors where float targets cannot be anything else."""
+def _objective_of(members: Members, data: Any, given: Any) -> Objective:
+    """Return the objective that is given, or a function as one; where none is, the usual one."""
+    if isinstance(given, Objective):
+        return given
+    usual = _usual_objective(members, data)
+    return usual if given is None else as_objective(given, usual.likelihood)
+
+
+def _usual_objective(members: Members, data: Any) -> Objective:
+    """Return squared errors where float targets cannot be anything else, else the cross-entropy."""
     arrays = None if isinstance(data, CachedFeatures) else sources.arrays_of(data)
     if arrays is None or not arrays[1].is_floating_point() or not len(arrays[1]):
         return Independent()
