@@ -110,6 +110,11 @@ class TestTrain:
         monkeypatch.setattr(Recipe, "train", interrupted)
         result = invoke("train", home / "recipe.toml", "-o", tmp_path / "run")
         assert result.exit_code == 130
+        assert "Nothing was written yet." in result.stderr
+        (tmp_path / "run").mkdir()
+        shutil.copy(home / "run" / "recipe.toml", tmp_path / "run")
+        result = invoke("train", home / "recipe.toml", "-o", tmp_path / "run")
+        assert result.exit_code == 130
         assert f"dissensus train {tmp_path / 'run'} --resume" in result.stderr
 
     def test_divergence_is_a_sentence(self, home, tmp_path):
@@ -212,7 +217,7 @@ class TestScoreTables:
         x = prepare(prepare.read(source).x)
         np.testing.assert_allclose(whole["p_value"], alarm.p_values(x), atol=1e-6)
         assert whole["flag"].tolist() == alarm(x).tolist()
-        monitor = ds.conformal.DriftMonitor.load(table / "run" / "drift.json", ensemble)
+        monitor = ds.conformal.DriftMonitor.of_alarm(alarm)
         path = monitor.log_path(alarm.scorer(ensemble, x))
         assert f"Alarm: {int(alarm(x).sum())} of {len(x)} rows (0.1 of ordinary ones may)" in said
         assert f"the drift monitor reached {np.exp(max(path.max(), 0)):.3g}" in said
@@ -498,6 +503,33 @@ class TestReport:
         assert "48 known inputs" in (tmp_path / "page.html").read_text()
         assert "this is done first" not in run("report", copy, "-o", tmp_path / "page.html").stderr
 
+    def test_an_evaluation_that_is_there_is_never_replaced(self, home, tmp_path):
+        copy = shutil.copytree(home / "run", tmp_path / "run", ignore=shutil.ignore_patterns("evaluation.json"))
+        run("evaluate", copy, "--ood", f"noise={home / 'noise.npy'}", "--bootstrap", 0)
+        run("diagnose", copy)
+        before = (copy / "evaluation.json").read_bytes()
+        # A copy whose files have other times, and a run that is called finished again, have the same members.
+        for path in copy.glob("*-*.*"):
+            os.utime(path, times=(time.time() + 60,) * 2)
+        run("train", copy, "--resume")
+        assert run("report", copy, "-o", tmp_path / "page.html").stderr == ""
+        assert "noise" in (tmp_path / "page.html").read_text()
+        assert (copy / "evaluation.json").read_bytes() == before
+        # Other members are told from these, whatever the times of files.
+        for path in copy.glob("ensemble-*"):
+            path.unlink()
+        run("train", home / "recipe.toml", "-o", tmp_path / "other", "--set", "ensemble.seed=3")
+        for path in (tmp_path / "other").glob("ensemble-*"):
+            os.utime(shutil.copy(path, copy), times=(0, 0))
+        refused = invoke("report", copy, "-o", tmp_path / "page.html")
+        assert refused.exit_code == 2
+        assert "is of other members than" in refused.stderr
+        assert (copy / "evaluation.json").read_bytes() == before
+        run("report", copy / "evaluation.json", "-o", tmp_path / "page.html")
+        run("evaluate", copy, "--bootstrap", 0)
+        said = run("report", copy, "-o", tmp_path / "page.html").stderr
+        assert "diagnosis.json is of other members" in said
+
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -682,6 +714,12 @@ def test_a_sweep_trains_every_arm_once_and_is_compared_on_a_page(home, tmp_path)
     assert "lr=0.005-seed=0: done" in again
     run("report", out, "-o", tmp_path / "page.html")
     assert "lr=0.005-seed=0" in (tmp_path / "page.html").read_text()
+    # Those that are not finished are named.
+    shutil.move(out / "lr=0.005-seed=0", tmp_path / "aside")
+    said = "1 arms are not finished and left out: lr=0.005-seed=0."
+    assert said in run("report", out, "-o", tmp_path / "page.html").stderr
+    assert said in (tmp_path / "page.html").read_text()
+    shutil.move(tmp_path / "aside", out / "lr=0.005-seed=0")
     # Arms of another recipe are not taken for those of this one.
     (tmp_path / "s.toml").write_text((tmp_path / "s.toml").read_text().replace("hidden = [16]", "hidden = [12]"))
     refused = invoke("train", tmp_path / "s.toml", "-o", out)
@@ -694,6 +732,48 @@ def test_a_sweep_trains_every_arm_once_and_is_compared_on_a_page(home, tmp_path)
     moved = (tmp_path / "s.toml").read_text().replace(str(home / "images.npz"), "images.npz")
     (tmp_path / "elsewhere" / "s.toml").write_text(moved.replace("hidden = [12]", "hidden = [16]"))
     assert "is there already" in run("train", tmp_path / "elsewhere" / "s.toml", "-o", out).output
+
+
+def test_settings_given_beside_a_sweep_are_those_of_all_arms(tmp_path, monkeypatch):
+    from dissensus.recipes import sweeps
+
+    trained = {}
+
+    def pretended(recipe, folder, options, name, changes):
+        trained[name] = Recipe.read(recipe, [each.removeprefix("--set=") for each in [*options, *changes]])
+        return "done"
+
+    monkeypatch.setattr(sweeps, "train_arm", pretended)
+    monkeypatch.setattr(sweeps, "is_finished", lambda folder: False)
+    text = RECIPE.replace('name = "mlp"\n', "") + '\n[sweep]\n"training.lr" = [1e-3, 1e-2]\nrepeats = 2\n'
+    (tmp_path / "s.toml").write_text(text)
+    arguments = ("train", tmp_path / "s.toml", "-o", tmp_path / "arms")
+    # The recipe is checked with what is set: it lacks a name.
+    invoke(*arguments, "--set", "model.name=mlp", "--set", "ensemble.seed=5", "--set", "training.epochs=2")
+    found = {
+        name: (each.training["lr"], each.ensemble["seed"], each.training["epochs"]) for name, each in trained.items()
+    }
+    assert found == {f"lr={lr}-seed={seed}": (lr, seed, 2) for lr in (0.001, 0.01) for seed in (5, 6)}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "arguments", "words"),
+    [
+        ('"training.lr" = [1e-3, 1e-2]', ["--set", "training.lr=1"], "[sweep] varies training.lr"),
+        ('"training.schedule" = ["constant"]', ["--set", "training.schedule.name=step"], "varies training.schedule"),
+        ('"data.path" = ["a b.npz", "a_b.npz"]', [], "Two arms would be called 'path=_a_b.npz_'"),
+        ('"training.lr" = [0.1, 0.1]', [], "Two arms would be called 'lr=0.1'"),
+        ("repeats = 2", ["--mesh", "1x1"], "--mesh spreads one run"),
+        (None, ["--jobs", "2"], "--jobs is for the arms of a [sweep]"),
+        (None, ["--ray"], "--ray is for the arms of a [sweep]"),
+    ],
+)
+def test_what_does_not_go_with_a_sweep_is_refused(tmp_path, sweep, arguments, words):
+    (tmp_path / "s.toml").write_text(RECIPE if sweep is None else f"{RECIPE}\n[sweep]\n{sweep}\n")
+    result = invoke("train", tmp_path / "s.toml", "-o", tmp_path / "arms", *arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert not (tmp_path / "arms").exists()
 
 
 def test_values_that_are_tables_reach_their_arms(tmp_path):
@@ -726,8 +806,8 @@ def test_a_search_tries_as_many_arms_as_asked_and_finishes_those_left(home, tmp_
     assert said.count("done, validation loss") == 2
     assert f"lr={lr}-hidden=_{hidden[1:-1]}_" in said
     study = sweeps._study(out)
-    arms = sweeps.arms_in(out)
-    assert len(arms) == 2
+    arms, unfinished = sweeps.arms_in(out)
+    assert (len(arms), unfinished) == (2, [])
     assert study.best_value == min(map(sweeps._validation_loss, arms))
     assert "done" not in run("train", tmp_path / "s.toml", "-o", out).output
 

@@ -16,6 +16,11 @@ from dissensus.data.images import Layout, describe_shape, height_and_width, matc
 from dissensus.data.tables import TableEncoder
 from dissensus.data.toy import BUILT_IN
 from dissensus.randomness import derive, mix
+from dissensus.training.checkpoints import CheckpointFolder
+
+# The checkpoint of a finished run's ensemble, and what its tensors of rows are called.
+ENSEMBLE = "ensemble"
+ROWS = "rows."
 
 
 def read_source(source: str | Path, target: str | None = None, **options: Any) -> Loaded:
@@ -235,6 +240,11 @@ def row_digests(loaded: Loaded) -> Tensor:
     labels = label_names(loaded)
     of_label = {name: derive(0, "label", name) for name in set(labels)}
     return mix(hashes + torch.tensor([of_label[label] for label in labels]))
+
+
+def stored_digests(folder: Path, part: str) -> Tensor | None:
+    """Return the digests of the rows that a finished run trained on or held out; None where it has no such part."""
+    return CheckpointFolder(folder).load(ENSEMBLE)[0].get(f"{ROWS}{part}")
 
 
 def find_rows(loaded: Loaded, digests: Tensor) -> Tensor | None:
