@@ -844,8 +844,8 @@ def test_settings_given_beside_a_sweep_are_those_of_all_arms(tmp_path, monkeypat
 
     trained = {}
 
-    def pretended(recipe, folder, options, name, changes):
-        trained[name] = Recipe.read(recipe, [each.removeprefix("--set=") for each in [*options, *changes]])
+    def pretended(recipe, folder, options, changes, name, own):
+        trained[name] = Recipe.read(recipe, [*changes, *own])
         return "done"
 
     monkeypatch.setattr(sweeps, "train_arm", pretended)
@@ -869,8 +869,8 @@ def test_settings_given_beside_a_sweep_are_those_of_all_arms(tmp_path, monkeypat
         ('"data.path" = ["a b.npz", "a_b.npz"]', [], "Two arms would be called 'path=_a_b.npz_'"),
         ('"training.lr" = [0.1, 0.1]', [], "Two arms would be called 'lr=0.1'"),
         ("repeats = 2", ["--mesh", "1x1"], "--mesh spreads one run"),
-        (None, ["--jobs", "2"], "--jobs is for the arms of a [sweep]"),
-        (None, ["--ray"], "--ray is for the arms of a [sweep]"),
+        (None, ["--jobs", "2"], "--jobs and --ray are for the arms of a [sweep]"),
+        (None, ["--ray"], "--jobs and --ray are for the arms of a [sweep]"),
     ],
 )
 def test_what_does_not_go_with_a_sweep_is_refused(tmp_path, sweep, arguments, words):

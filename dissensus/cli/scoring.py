@@ -126,22 +126,33 @@ def _left(seconds: float) -> str:
 
 def _many_files(data: str, output: Path, shard: str | None) -> list[tuple[str, Path]]:
     """Return the files to score, and where the answers go."""
-    found = sorted(filter(isfile, glob(data, recursive=True)))
-    if not found:
-        raise ValueError(f"No file is called like {data}.")
-    if output.suffix in (".csv", ".parquet"):
-        raise ValueError(f"Many files are written into a folder; {output} is named like a file.")
-    # What lies in the output's folder is answers, unless all that was asked for lies there.
-    others = [path for path in found if not Path(path).resolve().is_relative_to(output.resolve())]
-    if others and len(others) < len(found):
-        say(f"{len(found) - len(others)} files lie where the answers go, in {output}, and are not scored.")
-        found = others
+    found = _inputs(data, output)
     place, number = (0, 1) if shard is None else _shard(shard)
     base = Path(commonpath(map(dirname, found)))
     targets = [output / Path(path).relative_to(base) for path in found]
     endings = [".parquet" if target.suffix.lower() == ".parquet" else ".csv" for target in targets]
     pairs = list(zip(found, map(Path.with_suffix, targets, endings), strict=True))
-    inputs = {Path(path).resolve() for path in found}
+    _check_apart(pairs)
+    return pairs[place::number]
+
+
+def _inputs(data: str, output: Path) -> list[str]:
+    """Return the files that a pattern names, without those that lie where the answers go."""
+    found = sorted(filter(isfile, glob(data, recursive=True)))
+    if not found:
+        raise ValueError(f"No file is called like {data}.")
+    if output.suffix in (".csv", ".parquet"):
+        raise ValueError(f"Many files are written into a folder; {output} is named like a file.")
+    others = [path for path in found if not Path(path).resolve().is_relative_to(output.resolve())]
+    if len(others) in (0, len(found)):  # inputs may all lie in or below the folder of the answers
+        return found
+    say(f"{len(found) - len(others)} files lie where the answers go, in {output}, and are not scored.")
+    return others
+
+
+def _check_apart(pairs: Sequence[tuple[str, Path]]) -> None:
+    """Refuse answers that would be written over an input, or over each other."""
+    inputs = {Path(source).resolve() for source, _ in pairs}
     sources: dict[Path, str] = {}
     for source, target in pairs:
         if target.resolve() in inputs:
@@ -150,7 +161,6 @@ def _many_files(data: str, output: Path, shard: str | None) -> list[tuple[str, P
             raise ValueError(
                 f"{other} and {source} would both be written to {target}. Rename one, or score them apart."
             )
-    return pairs[place::number]
 
 
 def _is_there(target: Path) -> bool:

@@ -93,9 +93,8 @@ def score_file(
     if output.suffix not in (".csv", ".parquet"):
         raise ValueError(f"Scores are written as .csv or .parquet; got {output.name!r}.")
     scored, flagged, say_once = Scored(output.with_suffix(".bad.csv")), 0, cache(say)
-    for written in (output, scored.listing):
-        if Path(source).expanduser().resolve() == written.resolve():
-            raise ValueError(f"{written} is the input itself. Write to another file.")
+    if Path(source).expanduser().resolve() in (output.resolve(), scored.listing.resolve()):
+        raise ValueError(f"{source} is the input itself, and would be written over. Write to another file.")
     calibration = None if calibration is None else calibration.for_a_stream()
     output.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(output) as temporary, table_writer(temporary, output.suffix) as write:
@@ -105,11 +104,11 @@ def score_file(
             predicted, too_large = _predicted(run, part.x, calibration, batch_size)
             part = part.without(dict.fromkeys(too_large, _TOO_LARGE))
             scored.problems |= part.problems
-            if len(part.x):
+            if predicted:
                 write(_table(part, predicted, say_once))
                 _keep_worst(scored, part, predicted)
-                scored.rows += len(part.x)
-                flagged += int(np.sum(predicted.get("flag", 0)))
+            scored.rows += len(part.x)
+            flagged += int(np.sum(predicted.get("flag", 0)))
             progress(scored.rows + len(scored.problems), part.share)
         if not scored.rows:
             row, why = next(iter(scored.problems.items()))
@@ -163,21 +162,24 @@ def _keep_worst(scored: Scored, part: Part, predicted: Table) -> None:
 def parts_of(run: LoadedRun, source: str, carry: Sequence[str]) -> Iterator[Part]:
     """Yield the rows of a file, in order: tables and images a part at a time, arrays at once."""
     path = Path(source).expanduser()
-    columns = run.preprocessing.columns
-    if columns is not None and path.is_file() and path.suffix.lower() in TABLE_ENDINGS:
-        identifiers = [c.name for c in columns.columns if isinstance(c, LeftOut) and "no two alike" in c.note]
-        copied = [name for name in dict.fromkeys([*identifiers, *carry]) if name != run.preprocessing.target]
-        for part in table_parts(path, columns.texts, _ROWS, copied):
-            if lacking := [name for name in carry if name not in part.frame]:
-                raise ValueError(
-                    f"There is no column {lacking[0]!r} to carry; there are {', '.join(part.frame.columns)}."
-                )
-            yield _part_of_table(run, part, copied)
+    if run.preprocessing.columns is not None and path.is_file() and path.suffix.lower() in TABLE_ENDINGS:
+        yield from _parts_of_table(run, path, carry)
         return
     if carry:
         raise ValueError(f"Columns of tables are carried, and {source} is none. Leave {carry[0]!r} out.")
     for loaded in run.preprocessing.read_parts(source, _PICTURES):
         yield _part_of_loaded(run, loaded)
+
+
+def _parts_of_table(run: LoadedRun, path: Path, carry: Sequence[str]) -> Iterator[Part]:
+    columns = run.preprocessing.columns
+    assert columns is not None
+    identifiers = [c.name for c in columns.columns if isinstance(c, LeftOut) and "no two alike" in c.note]
+    copied = [name for name in dict.fromkeys([*identifiers, *carry]) if name != run.preprocessing.target]
+    for part in table_parts(path, columns.texts, _ROWS, copied):
+        if lacking := [name for name in carry if name not in part.frame]:
+            raise ValueError(f"There is no column {lacking[0]!r} to carry; there are {', '.join(part.frame.columns)}.")
+        yield _part_of_table(run, part, copied)
 
 
 def _part_of_table(run: LoadedRun, part: TablePart, copied: Sequence[str]) -> Part:

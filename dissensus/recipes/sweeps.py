@@ -29,7 +29,6 @@ SWEEP, JOURNAL = "sweep.json", "search.journal"
 _NUMBERS = ("repeats", "trials")
 # What an arm's own process says where another one trains it.
 _BUSY = "Another process is training"
-_SET = "--set="
 
 
 def sweep_of(recipe: Path) -> dict[str, Any] | None:
@@ -143,9 +142,8 @@ def run_sweep(
     _check_finished(recipe, folder, tried, changes)
     replace_file(folder / SWEEP, json.dumps(list(grid)))
     arms = iter(grid.items()) if study is None else _asked(study, settings_of(sweep), sweep["trials"])
-    options = [*options, *(f"{_SET}{change}" for change in changes)]
-    local = partial(train_arm, recipe.absolute(), folder.absolute(), options)
-    train, jobs = (_on_ray(local), jobs if jobs > 1 else len(grid) or 1) if ray else (local, jobs)
+    local = partial(train_arm, recipe.absolute(), folder.absolute(), [*options], [*changes])
+    train, jobs = (_on_ray(local), len(grid) or jobs) if ray else (local, jobs)
     failed = []
     for (name, _, *tell), answer in _in_threads(train, arms, jobs):
         if not answer.startswith(_BUSY):  # else a process that shares the folder has it
@@ -163,13 +161,15 @@ def _check_finished(recipe: Path, folder: Path, arms: Mapping[str, list[str]], c
             Recipe.read(recipe, [*changes, *own]).check_same(Recipe.read(folder / name), folder / name, moved=True)
 
 
-def train_arm(recipe: Path, folder: Path, options: Sequence[str], name: str, changes: Sequence[str]) -> str:
-    """Train one arm unless it is finished; return what became of it."""
+def train_arm(
+    recipe: Path, folder: Path, options: Sequence[str], changes: Sequence[str], name: str, own: Sequence[str]
+) -> str:
+    """Train one arm, by the changes of all and its own, unless it is finished; return what became of it."""
     if is_finished(folder / name):
         return "is there already"
     command = [sys.executable, "-m", "dissensus", "train", str(recipe), "-o", str(folder / name), "--resume"]
-    settings = [f"{_SET}{change}" for change in changes]
-    done = subprocess.run([*command, "--one", *options, *settings], capture_output=True, text=True)
+    settings = [f"--set={change}" for change in (*changes, *own)]
+    done = subprocess.run([*command, "--one", *settings, *options], capture_output=True, text=True)
     lines = done.stderr.strip().splitlines() or ["failed"]
     return "done" if done.returncode == 0 else next((line for line in lines if _BUSY in line), lines[-1])
 
