@@ -155,6 +155,11 @@ def compute_dtype(values: Tensor) -> torch.dtype:
     return torch.promote_types(values.dtype, torch.float32)
 
 
+def largest_value(values: Tensor) -> float:
+    """The largest size of values of this dtype whose squares and differences do not overflow."""
+    return float(torch.finfo(compute_dtype(values)).max ** 0.5)
+
+
 def brought(values: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return values in another place and dtype. A GPU's own order sees to it that they arrive first; a CPU has to wait for them."""
     return values.to(device, dtype, non_blocking=device.type == "cuda")
@@ -217,7 +222,7 @@ def _to_host(facts: list[Tensor]) -> list[float]:
 
 def _check_finite(name: str, values: Tensor, lowest: float, highest: float) -> None:
     """Refuse NaN, infinity, and what is so large that squares and differences overflow, which would give infinite scores."""
-    largest = torch.finfo(compute_dtype(values)).max ** 0.5
+    largest = largest_value(values)
     # `aminmax` passes NaN on, and with NaN no comparison holds.
     if -largest <= lowest and highest <= largest:
         return

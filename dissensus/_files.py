@@ -8,6 +8,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,19 @@ _STALE_AFTER = 86400.0
 
 
 @contextlib.contextmanager
-def written_aside(path: Path) -> Iterator[Path]:
+def written_aside(path: Path, ending: str = ".tmp") -> Iterator[Path]:
     """Give a new file beside `path` to write to, which takes its name in one step when all went well.
 
-    Its own name is one that nobody else has, so a link that lies there is not followed. Those of the same `path` that killed processes
-    left are cleared.
+    Its own name is one that nobody else has, so a link that lies there is not followed; it has the `ending`. Those of the same `path`
+    that killed processes left are cleared.
     """
     here = f".{path.name}.{platform.node()}."
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
+    for left in path.parent.glob(f".{escape(path.name)}.*{ending}"):
         with contextlib.suppress(FileNotFoundError):  # another process may do the same
             process = left.name.removeprefix(here).partition(".")[0]
             if _is_gone(process) or time.time() - left.stat().st_mtime > _STALE_AFTER:
                 left.unlink()
-    handle, name = tempfile.mkstemp(prefix=f"{here}{os.getpid()}.", suffix=".tmp", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f"{here}{os.getpid()}.", suffix=ending, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -76,6 +77,17 @@ def read_state(path: Path | str, kind: str) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("format") != kind:
         raise ValueError(f"{path} does not hold a {kind!r}. Save it again with this version.")
     return state
+
+
+def checkpoint_digest(folder: Path, kind: str) -> str:
+    """Return the digest of a folder's newest checkpoint of a kind; empty where there is none.
+
+    Example:
+        >>> checkpoint_digest(Path("no/such/folder"), "ensemble")
+        ''
+    """
+    newest = max(folder.glob(f"{kind}-*.json"), default=None)
+    return "" if newest is None else str(json.loads(newest.read_text(encoding="utf-8"))["sha256"])
 
 
 @contextlib.contextmanager

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
+from dissensus._files import replace_file
 from dissensus._signatures import warn, whole_number
 from dissensus.architectures import mlp
 from dissensus.conformal import Alarm, DriftMonitor, intervals, p_values
@@ -388,7 +389,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         text = json.dumps(state, indent=1, default=partial(_plain, arrays=arrays))
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, path / "arrays.safetensors")
+        replace_file(path / "arrays.safetensors", save(arrays))
         (path / "estimator.json").write_text(text, encoding="utf-8")
 
     @classmethod

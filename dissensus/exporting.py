@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from dissensus._beliefs import deviations
 from dissensus._checks import explained
+from dissensus._files import written_aside
 from dissensus._signatures import checked, need
 from dissensus.conformal import Alarm, DriftMonitor
 from dissensus.conformal.alarm import scorer_of
@@ -122,17 +122,12 @@ def export(
             "`alarm` was calibrated with another ensemble: calibrate one with this, by `ds.Alarm.calibrate`."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
-    with evaluation_mode(members):
+    with evaluation_mode(members), written_aside(path, f".tmp{path.suffix}") as temporary:
         graph = _Graph(members, example, preprocess, alarm, loss, precision == "fp16", member_outputs)
         given = {} if alarm is None else {"limit": torch.tensor(alarm.false_alarms)}
         known = {**_facts(members, graph, alarm), "precision": precision, **(facts or {})}
-        try:
-            _write(graph, example, given, temporary, known, precision == "int8")
-            error, correlation = _compare(temporary, graph, members, example, given, precision)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        _write(graph, example, given, temporary, known, precision == "int8")
+        error, correlation = _compare(temporary, graph, members, example, given, precision)
     return Exported(path, path.stat().st_size, error, correlation)
 
 
@@ -304,7 +299,8 @@ def _write(graph: _Graph, example: Any, given: Given, path: Path, facts: Mapping
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # names of files on the machine that exported
         if path.suffix == ".pt2":
-            torch.export.save(program, path, extra_files={name: json.dumps(fact) for name, fact in facts.items()})
+            with open(path, "wb") as file:  # of a path, the archive would keep the name
+                torch.export.save(program, file, extra_files={name: json.dumps(fact) for name, fact in facts.items()})
             return
         from onnx_ir.passes.common import ClearMetadataAndDocStringPass, DeduplicateInitializersPass
 

@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import dissensus as ds
 from dissensus import cli
 from dissensus.cli.measuring import corruption_names
 from dissensus.recipes import Recipe, load_run
+from dissensus.recipes.scoring import predicted_columns
 from dissensus.scores import SCORES
 
 RECIPE = """
@@ -110,6 +112,11 @@ class TestTrain:
         monkeypatch.setattr(Recipe, "train", interrupted)
         result = invoke("train", home / "recipe.toml", "-o", tmp_path / "run")
         assert result.exit_code == 130
+        assert "Nothing was written yet." in result.stderr
+        (tmp_path / "run").mkdir()
+        shutil.copy(home / "run" / "recipe.toml", tmp_path / "run")
+        result = invoke("train", home / "recipe.toml", "-o", tmp_path / "run")
+        assert result.exit_code == 130
         assert f"dissensus train {tmp_path / 'run'} --resume" in result.stderr
 
     def test_divergence_is_a_sentence(self, home, tmp_path):
@@ -176,6 +183,65 @@ class TestScore:
         assert table["prediction"].between(700, 1300).all()
 
 
+class TestScoreImages:
+    """Images are scored a part at a time; files that are none are told, and the rest is written."""
+
+    @pytest.fixture
+    def photos(self, tmp_path):
+        """Twelve photos in folders by class, of another size than the run's."""
+        x, y = bright_and_dark(12, size=20, seed=3)
+        for number, (pixels, label) in enumerate(zip(x, y, strict=True)):
+            (tmp_path / "photos" / label).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / "photos" / label / f"{number:02}.png")
+        return tmp_path / "photos"
+
+    @pytest.fixture
+    def sources(self, photos):
+        """The same photos as every kind of source that holds image files."""
+        paths = sorted(path for path in photos.rglob("*") if path.is_file())
+        lines = [f"photos/{path.relative_to(photos)} {path.parent.name}\n" for path in paths]
+        (photos.parent / "list.txt").write_text("".join(lines))
+        with tarfile.open(photos.parent / "photos.tar", "w") as archive:
+            archive.add(photos, "photos")
+        cells = [{"bytes": path.read_bytes()} for path in paths]
+        labels = [path.parent.name for path in paths]
+        pd.DataFrame({"image": cells, "label": labels}).to_parquet(photos.parent / "photos.parquet")
+        return [photos, photos.parent / "list.txt", photos.parent / "photos.tar", photos.parent / "photos.parquet"]
+
+    def test_parts_change_nothing(self, home, sources, tmp_path, monkeypatch):
+        scored = {}
+        for rows in (1024, 5):
+            monkeypatch.setattr("dissensus.recipes.scoring._PICTURES", rows)
+            for source in sources:
+                run("score", home / "run", source, "-o", tmp_path / "out.csv")
+                scored[rows, source.name] = pd.read_csv(tmp_path / "out.csv")
+        first = scored[1024, "photos"]
+        assert first["row"].tolist() == list(range(12))
+        assert first["file"].tolist() == sorted(first["file"])
+        assert first["label"].tolist() == ["bright"] * 6 + ["dark"] * 6
+        for found in scored.values():
+            shared = [name for name in first if name in found and name != "file"]
+            pd.testing.assert_frame_equal(found[shared], first[shared], rtol=1e-4, atol=1e-6)
+
+    def test_files_that_are_no_images_are_listed_and_the_others_scored(self, home, photos, tmp_path, monkeypatch):
+        monkeypatch.setattr("dissensus.recipes.scoring._PICTURES", 2)
+        paths = sorted(path for path in photos.rglob("*") if path.is_file())
+        paths[5].write_bytes(b"no image")
+        for path in paths[2:4]:  # a part of its own
+            path.write_bytes(path.read_bytes()[:60])
+        result = invoke("score", home / "run", photos, "-o", tmp_path / "out.csv")
+        assert result.exit_code == 3
+        listed = pd.read_csv(tmp_path / "out.bad.csv")
+        assert listed["row"].tolist() == [2, 3, 5]
+        assert all(str(paths[row]) in why for row, why in listed.itertuples(index=False))
+        assert pd.read_csv(tmp_path / "out.csv")["row"].tolist() == [0, 1, 4, *range(6, 12)]
+        for path in paths:
+            path.write_bytes(b"no image")
+        refused = invoke("score", home / "run", photos, "-o", tmp_path / "none.csv")
+        assert refused.exit_code == 2
+        assert "None of the rows" in refused.stderr
+
+
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
@@ -212,7 +278,7 @@ class TestScoreTables:
         x = prepare(prepare.read(source).x)
         np.testing.assert_allclose(whole["p_value"], alarm.p_values(x), atol=1e-6)
         assert whole["flag"].tolist() == alarm(x).tolist()
-        monitor = ds.conformal.DriftMonitor.load(table / "run" / "drift.json", ensemble)
+        monitor = ds.conformal.DriftMonitor.of_alarm(alarm)
         path = monitor.log_path(alarm.scorer(ensemble, x))
         assert f"Alarm: {int(alarm(x).sum())} of {len(x)} rows (0.1 of ordinary ones may)" in said
         assert f"the drift monitor reached {np.exp(max(path.max(), 0)):.3g}" in said
@@ -317,13 +383,57 @@ class TestScoreTables:
         assert sorted(set(range(120)) - set(pd.read_parquet(tmp_path / "out.parquet")["row"])) == [3, 77]
         assert pd.read_csv(tmp_path / "out.bad.csv")["row"].tolist() == [3, 77]
 
+    def test_rows_that_are_far_too_large_are_listed_by_their_numbers_in_the_file(self, table, tmp_path, monkeypatch):
+        monkeypatch.setattr("dissensus.recipes.scoring._ROWS", 50)
+        frame = pd.read_csv(table / "customers.csv", dtype=str)
+        frame.to_csv(tmp_path / "plain.csv", index=False)
+        frame.loc[20, "age"] = "old"
+        frame.loc[[19, 77], "age"] = ["1e37", "-1e37"]
+        frame.to_csv(tmp_path / "in.csv", index=False)
+        out = tmp_path / "out.csv"
+        result = invoke("score", table / "run", tmp_path / "in.csv", "-o", out, "--batch-size", 16)
+        assert result.exit_code == 3
+        assert "row 77: its values are so large" in result.stderr
+        assert pd.read_csv(tmp_path / "out.bad.csv")["row"].tolist() == [19, 20, 77]
+        assert sorted(set(range(120)) - set(pd.read_csv(out)["row"])) == [19, 20, 77]
+        ensemble_run = load_run(table / "run")
+        x = ensemble_run.preprocessing.read(tmp_path / "plain.csv").x
+        x[5] = 1e38
+        with pytest.raises(ValueError, match="Row 5 cannot be scored"):
+            predicted_columns(ensemble_run, x, batch_size=2)
+        # The list of an earlier call goes when there is nothing to list.
+        run("score", table / "run", tmp_path / "plain.csv", "-o", out)
+        assert not (tmp_path / "out.bad.csv").exists()
+
     def test_the_input_is_never_overwritten(self, table, tmp_path):
-        source = shutil.copy(table / "customers.csv", tmp_path / "in.csv")
-        before = (tmp_path / "in.csv").read_bytes()
-        result = invoke("score", table / "run", source, "-o", source)
-        assert result.exit_code == 2
-        assert "is the input itself" in result.stderr
-        assert (tmp_path / "in.csv").read_bytes() == before
+        for name, output in (("in.csv", "in.csv"), ("in.bad.csv", "in.csv")):
+            source = shutil.copy(table / "customers.csv", tmp_path / name)
+            before = Path(source).read_bytes()
+            result = invoke("score", table / "run", source, "-o", tmp_path / output)
+            assert result.exit_code == 2
+            assert "is the input itself" in result.stderr
+            assert Path(source).read_bytes() == before
+
+    def test_answers_are_no_inputs(self, table, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        frame = pd.read_csv(table / "customers.csv", dtype=str)
+        frame.loc[3, "age"] = "old"
+        (tmp_path / "in").mkdir()
+        frame.to_csv("in/a.csv", index=False)
+        pattern = ("score", table / "run", "**/*.csv", "-o", "out")
+        assert invoke(*pattern).exit_code == 3
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.bad.csv", "a.csv"]
+        again = run(*pattern).stderr
+        assert "2 files lie where the answers go, in out, and are not scored." in again
+        assert f"{Path('out/a.csv')} is there already." in again
+        monkeypatch.chdir(tmp_path / "in")
+        refused = invoke("score", table / "run", "*.csv", "-o", ".")
+        assert refused.exit_code == 2
+        assert "would be written to a.csv, an input" in refused.stderr
+        # Inputs may lie below the folder of the answers.
+        monkeypatch.chdir(tmp_path)
+        assert invoke("score", table / "run", "in/*.csv", "-o", ".").exit_code == 3
+        assert (tmp_path / "a.csv").exists()
 
     def test_many_files_are_shared_out_and_what_is_done_stays(self, table, tmp_path):
         (tmp_path / "in").mkdir()
@@ -497,6 +607,33 @@ class TestReport:
         assert "this is done first" in result.stderr
         assert "48 known inputs" in (tmp_path / "page.html").read_text()
         assert "this is done first" not in run("report", copy, "-o", tmp_path / "page.html").stderr
+
+    def test_an_evaluation_that_is_there_is_never_replaced(self, home, tmp_path):
+        copy = shutil.copytree(home / "run", tmp_path / "run", ignore=shutil.ignore_patterns("evaluation.json"))
+        run("evaluate", copy, "--ood", f"noise={home / 'noise.npy'}", "--bootstrap", 0)
+        run("diagnose", copy)
+        before = (copy / "evaluation.json").read_bytes()
+        # A copy whose files have other times, and a run that is called finished again, have the same members.
+        for path in copy.glob("*-*.*"):
+            os.utime(path, times=(time.time() + 60,) * 2)
+        run("train", copy, "--resume")
+        assert run("report", copy, "-o", tmp_path / "page.html").stderr == ""
+        assert "noise" in (tmp_path / "page.html").read_text()
+        assert (copy / "evaluation.json").read_bytes() == before
+        # Other members are told from these, whatever the times of files.
+        for path in copy.glob("ensemble-*"):
+            path.unlink()
+        run("train", home / "recipe.toml", "-o", tmp_path / "other", "--set", "ensemble.seed=3")
+        for path in (tmp_path / "other").glob("ensemble-*"):
+            os.utime(shutil.copy(path, copy), times=(0, 0))
+        refused = invoke("report", copy, "-o", tmp_path / "page.html")
+        assert refused.exit_code == 2
+        assert "is of other members than" in refused.stderr
+        assert (copy / "evaluation.json").read_bytes() == before
+        run("report", copy / "evaluation.json", "-o", tmp_path / "page.html")
+        run("evaluate", copy, "--bootstrap", 0)
+        said = run("report", copy, "-o", tmp_path / "page.html").stderr
+        assert "diagnosis.json is of other members" in said
 
 
 @pytest.mark.parametrize(
@@ -682,6 +819,12 @@ def test_a_sweep_trains_every_arm_once_and_is_compared_on_a_page(home, tmp_path)
     assert "lr=0.005-seed=0: done" in again
     run("report", out, "-o", tmp_path / "page.html")
     assert "lr=0.005-seed=0" in (tmp_path / "page.html").read_text()
+    # Those that are not finished are named.
+    shutil.move(out / "lr=0.005-seed=0", tmp_path / "aside")
+    said = "1 arms are not finished and left out: lr=0.005-seed=0."
+    assert said in run("report", out, "-o", tmp_path / "page.html").stderr
+    assert said in (tmp_path / "page.html").read_text()
+    shutil.move(tmp_path / "aside", out / "lr=0.005-seed=0")
     # Arms of another recipe are not taken for those of this one.
     (tmp_path / "s.toml").write_text((tmp_path / "s.toml").read_text().replace("hidden = [16]", "hidden = [12]"))
     refused = invoke("train", tmp_path / "s.toml", "-o", out)
@@ -694,6 +837,48 @@ def test_a_sweep_trains_every_arm_once_and_is_compared_on_a_page(home, tmp_path)
     moved = (tmp_path / "s.toml").read_text().replace(str(home / "images.npz"), "images.npz")
     (tmp_path / "elsewhere" / "s.toml").write_text(moved.replace("hidden = [12]", "hidden = [16]"))
     assert "is there already" in run("train", tmp_path / "elsewhere" / "s.toml", "-o", out).output
+
+
+def test_settings_given_beside_a_sweep_are_those_of_all_arms(tmp_path, monkeypatch):
+    from dissensus.recipes import sweeps
+
+    trained = {}
+
+    def pretended(recipe, folder, options, changes, name, own):
+        trained[name] = Recipe.read(recipe, [*changes, *own])
+        return "done"
+
+    monkeypatch.setattr(sweeps, "train_arm", pretended)
+    monkeypatch.setattr(sweeps, "is_finished", lambda folder: False)
+    text = RECIPE.replace('name = "mlp"\n', "") + '\n[sweep]\n"training.lr" = [1e-3, 1e-2]\nrepeats = 2\n'
+    (tmp_path / "s.toml").write_text(text)
+    arguments = ("train", tmp_path / "s.toml", "-o", tmp_path / "arms")
+    # The recipe is checked with what is set: it lacks a name.
+    invoke(*arguments, "--set", "model.name=mlp", "--set", "ensemble.seed=5", "--set", "training.epochs=2")
+    found = {
+        name: (each.training["lr"], each.ensemble["seed"], each.training["epochs"]) for name, each in trained.items()
+    }
+    assert found == {f"lr={lr}-seed={seed}": (lr, seed, 2) for lr in (0.001, 0.01) for seed in (5, 6)}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "arguments", "words"),
+    [
+        ('"training.lr" = [1e-3, 1e-2]', ["--set", "training.lr=1"], "[sweep] varies training.lr"),
+        ('"training.schedule" = ["constant"]', ["--set", "training.schedule.name=step"], "varies training.schedule"),
+        ('"data.path" = ["a b.npz", "a_b.npz"]', [], "Two arms would be called 'path=_a_b.npz_'"),
+        ('"training.lr" = [0.1, 0.1]', [], "Two arms would be called 'lr=0.1'"),
+        ("repeats = 2", ["--mesh", "1x1"], "--mesh spreads one run"),
+        (None, ["--jobs", "2"], "--jobs and --ray are for the arms of a [sweep]"),
+        (None, ["--ray"], "--jobs and --ray are for the arms of a [sweep]"),
+    ],
+)
+def test_what_does_not_go_with_a_sweep_is_refused(tmp_path, sweep, arguments, words):
+    (tmp_path / "s.toml").write_text(RECIPE if sweep is None else f"{RECIPE}\n[sweep]\n{sweep}\n")
+    result = invoke("train", tmp_path / "s.toml", "-o", tmp_path / "arms", *arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert not (tmp_path / "arms").exists()
 
 
 def test_values_that_are_tables_reach_their_arms(tmp_path):
@@ -726,8 +911,8 @@ def test_a_search_tries_as_many_arms_as_asked_and_finishes_those_left(home, tmp_
     assert said.count("done, validation loss") == 2
     assert f"lr={lr}-hidden=_{hidden[1:-1]}_" in said
     study = sweeps._study(out)
-    arms = sweeps.arms_in(out)
-    assert len(arms) == 2
+    arms, unfinished = sweeps.arms_in(out)
+    assert (len(arms), unfinished) == (2, [])
     assert study.best_value == min(map(sweeps._validation_loss, arms))
     assert "done" not in run("train", tmp_path / "s.toml", "-o", out).output
 

@@ -1,6 +1,7 @@
 """One file for every kind and task that says what the ensemble says, and refusals where it would not."""
 
 import json
+import platform
 import runpy
 
 import numpy as np
@@ -282,6 +283,15 @@ class TestEveryKindAndTask:
         torch.testing.assert_close(found["members"], logits.softmax(-1).transpose(0, 1))
         torch.testing.assert_close(found["flag"], found["p_value"] <= 0.1)
         assert b"site-packages" not in done.path.read_bytes()
+
+    @pytest.mark.parametrize("ending", ["onnx", "pt2"])
+    def test_a_link_beside_the_file_is_not_followed(self, trained, tmp_path, ending):
+        (tmp_path / "mine.txt").write_text("mine")
+        (tmp_path / f".m.tmp.{ending}").symlink_to(tmp_path / "mine.txt")
+        done = ds.export(trained, tmp_path / f"m.{ending}", example=x)
+        assert (tmp_path / "mine.txt").read_text() == "mine"
+        assert (tmp_path / f".m.tmp.{ending}").is_symlink()
+        assert platform.node().encode() not in done.path.read_bytes()
 
     def test_half_precision_and_eight_bits(self, tmp_path):
         def make():

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -133,6 +136,36 @@ class TestRuns:
         folder = trained(tmp_path, "data.npz", held_out="validation = 0.0\ncalibration = 0.0\n")
         assert "no alarm" in run("export", folder).output
         assert Model(folder / "model.onnx").limit is None
+
+    def test_are_exported_for_the_server_once_for_each_ensemble(self, tmp_path, monkeypatch):
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+        from dissensus.cli import deploying
+
+        x = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
+        np.savez(tmp_path / "data.npz", x=x, y=(x[:, 0] > 0).astype(int))
+        folder = trained(tmp_path, "data.npz")
+        asked = []
+
+        def exported(command, **_):
+            asked.append(command)
+            run(*command[3:])
+            return subprocess.CompletedProcess(command, 0)
+
+        monkeypatch.setattr(deploying.subprocess, "run", exported)
+        path = deploying._exported(folder, False)
+        # Times of files, as copies have them, say nothing.
+        os.utime(path, times=(0, 0))
+        deploying._exported(folder, False)
+        assert len(asked) == 1
+        (tmp_path / "other").mkdir()
+        trained(tmp_path / "other", "../data.npz", "seed = 1\n")
+        for old in folder.glob("ensemble-*"):
+            old.unlink()
+        for new in (tmp_path / "other" / "run").glob("ensemble-*"):
+            os.utime(shutil.copy(new, folder), times=(0, 0))
+        deploying._exported(folder, False)
+        assert len(asked) == 2
 
     def test_of_images_take_bytes(self, tmp_path):
         onnxruntime = pytest.importorskip("onnxruntime")

@@ -213,6 +213,15 @@ def test_a_file_that_is_no_toml_is_named(tmp_path):
         Recipe.read(tmp_path / "b.toml")
 
 
+def test_a_recipe_may_begin_with_a_byte_order_mark(blobs):
+    from dissensus.recipes.sweeps import sweep_of
+
+    text = '[data]\npath = "blobs.npz"\n[model]\nname = "mlp"\nhidden = [4]\n[sweep]\nrepeats = 2\n'
+    (blobs / "marked.toml").write_text(text, encoding="utf-8-sig")
+    assert Recipe.read(blobs / "marked.toml").model["name"] == "mlp"
+    assert sweep_of(blobs / "marked.toml") == {"repeats": 2}
+
+
 def test_the_resolved_recipe_says_the_same(blobs):
     first = recipe(
         blobs,

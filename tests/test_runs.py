@@ -14,8 +14,9 @@ from recipe_cases import recipe, save_blobs, save_line
 import dissensus as ds
 from dissensus.objectives import mean_and_scale
 from dissensus.recipes import Recipe, load_run
+from dissensus.recipes.alarms import load_calibration
 from dissensus.recipes.choices import member_factory, resolve_model
-from dissensus.recipes.recipe import InUnits
+from dissensus.recipes.recipe import InUnits, is_finished
 from dissensus.training.checkpoints import CheckpointError
 from dissensus.training.history import History
 from dissensus.training.trainer import Trainer
@@ -119,6 +120,41 @@ class TestRuns:
             with pytest.raises(KeyboardInterrupt):
                 recipe(blobs).train(blobs / "run")
         assert Recipe.read(blobs / "run" / "recipe.toml").train(blobs / "run", resume=True).epoch == 2
+
+    def test_a_run_that_is_killed_before_its_alarm_is_calibrated_is_not_finished(self, blobs, monkeypatch):
+        def killed(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("dissensus.recipes.recipe.calibrate_run", killed)
+            with pytest.raises(KeyboardInterrupt):
+                recipe(blobs).train(blobs / "run")
+        assert not is_finished(blobs / "run")
+        recipe(blobs).train(blobs / "run", resume=True)
+        back = load_run(blobs / "run")
+        assert load_calibration(blobs / "run", back).alarm.calibration[None].shape == (9,)
+        (blobs / "run" / "alarm.json").unlink()
+        with pytest.raises(ValueError, match=r"alarm\.json is missing, although rows were held out for it"):
+            load_calibration(blobs / "run", back)
+        described = recipe(blobs, data={"validation": 0.0})
+        described.train(blobs / "other")
+        assert load_calibration(blobs / "other", load_run(blobs / "other")) is None
+
+    def test_a_bank_of_training_rows_is_replaced_in_one_step(self, line, monkeypatch):
+        described = recipe(line, "line.csv", data={"target": "y"}, objective={"loss": "mse"})
+        described.train(line / "run")
+        bank = line / "run" / "bank.safetensors"
+        assert bank.stat().st_mode == (line / "run" / "alarm.json").stat().st_mode
+        before = bank.read_bytes()
+
+        def killed(*_, **__):
+            assert bank.read_bytes() == before
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("dissensus.recipes.alarms.RowDistance", killed)
+        with pytest.raises(KeyboardInterrupt):
+            described.train(line / "run", resume=True)
+        assert bank.read_bytes() == before
 
     def test_a_changed_file_is_noticed(self, blobs):
         recipe(blobs).train(blobs / "run")

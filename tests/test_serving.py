@@ -22,6 +22,7 @@ from dissensus.data.tables import TableEncoder
 from dissensus.serving import Settings, make_app
 from dissensus.serving.batching import Batcher, QueueFull
 from dissensus.serving.model import BadInput, Model
+from dissensus.serving.schema import score
 from dissensus.serving.watching import JsonLines
 
 pytestmark = pytest.mark.slow  # quick, but beyond what `make test` installs
@@ -186,7 +187,7 @@ class TestProtocol:
 class TestKey:
     def test_is_asked_for_everywhere_but_at_health_and_page(self, path):
         with TestClient(make_app(Settings(str(path), name="tiny", api_key="sécret"))) as client:
-            for address in ("/v2", "/v2/models/tiny", "/metrics", "/drift"):
+            for address in ("/v2", "/v2/models/tiny", "/metrics", "/drift", "/openapi.json"):
                 refused = client.get(address)
                 assert refused.status_code == 401, address
                 assert refused.headers["WWW-Authenticate"] == "Bearer"
@@ -195,6 +196,7 @@ class TestKey:
                 assert client.get("/v2", headers={"Authorization": wrong.encode()}).status_code == 401
             right = {"Authorization": "Bearer sécret".encode()}
             assert client.post("/score", json={"rows": ROWS}, headers=right).status_code == 200
+            assert "/score" in client.get("/openapi.json", headers=right).json()["paths"]
             assert client.get("/v2/health/ready").status_code == client.get("/").status_code == 200
 
 
@@ -257,16 +259,21 @@ class TestTables:
         return Model(write_model(tmp_path / "t.onnx", columns, np.float64))
 
     def test_rows_become_codes(self, model):
-        rows = [{"town": "Ulm", "joined": "2020-01-05"}, {"town": "Oslo"}, ["Bonn", None]]
+        rows = [{"town": "Ulm", "joined": "2020-01-05"}, {"town": "Oslo", "joined": None}, ["Bonn", None]]
         found = model.read_rows(rows)["x"]
         np.testing.assert_allclose(found, [[1, 18266], [-1, np.nan], [0, np.nan]])
+
+    def test_the_schema_asks_for_every_column(self, model):
+        (row, _) = score(model)["properties"]["rows"]["items"]["anyOf"]
+        assert row["required"] == ["town", "joined"]
 
     @pytest.mark.parametrize(
         ("rows", "said"),
         [
             ([{"twon": "Ulm"}], "'twon'"),
-            ([{"joined": "yesterday"}], "dates"),
-            ([{"town": ["Ulm"]}], "a text or null"),
+            ([{"town": "Ulm", "joined": "yesterday"}], "dates"),
+            ([{"town": ["Ulm"], "joined": None}], "a text or null"),
+            ([{"town": "Ulm", "joined": None}, {"town": "Ulm"}], "Row 1 lacks the column 'joined'; null says"),
             ([["Ulm"]], "2 values"),
             (["Ulm"], "object"),
         ],

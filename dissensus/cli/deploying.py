@@ -1,6 +1,7 @@
 """`dissensus export` and `serve`: a trained run out of the notebook."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from dissensus._files import checkpoint_digest
 from dissensus._signatures import need
-from dissensus.cli.options import AllowImport, RunFolder, say, written
+from dissensus.cli.options import AllowImport, RunFolder, say
 
 _SERVED = "served.onnx"
 
@@ -149,10 +151,13 @@ def _api_key(file: Path | None) -> str | None:
 
 
 def _exported(run: Path, allow_import: bool) -> Path:
-    """Return a run's file for the server, written anew by another process where the run is newer."""
+    """Return a run's file for the server, written anew by another process where it is of another ensemble."""
+    from dissensus.serving.model import Model
+
     path = run / _SERVED
-    if path.exists() and path.stat().st_mtime > written(run, "ensemble"):
-        return path
+    with contextlib.suppress(ValueError):  # there is none, or none that can be read
+        if Model(path).facts.get("ensemble") == checkpoint_digest(run, "ensemble"):
+            return path
     say(f"Exporting {run} ...")
     command = [sys.executable, "-m", "dissensus", "export", str(run), "-o", str(path), "--members"]
     command += ["--allow-import"] if allow_import else []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
+from dissensus._files import checkpoint_digest
 from dissensus.cli.options import (
     UNDERTRAINED,
     AllowImport,
@@ -18,7 +19,6 @@ from dissensus.cli.options import (
     load_trained,
     note,
     say,
-    written,
 )
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ def evaluate_run(
         alarm=None if calibration is None else check_alarm(run, calibration, known, unknown),
         data=Path(data or run.recipe.data.path).name,
         target=run.preprocessing.target or "",
+        ensemble=checkpoint_digest(folder, "ensemble"),
     )
 
 
@@ -179,6 +180,7 @@ def diagnose(
         loaded_run = load_trained(source, device, allow_import)
         known, _ = known_data(loaded_run, source, data)
         finding = diagnose_run(loaded_run, source, known, average, batch_size, **options)
+        finding = replace(finding, ensemble=checkpoint_digest(source, "ensemble"))
     else:
         found = read_predictions(source)
         options |= {"average": average or "probs", "training": found.training}
@@ -234,32 +236,52 @@ def report(
 ) -> None:
     """Write one HTML page about runs, side by side if there are several.
 
-    A run that was not evaluated yet is evaluated first, on the rows that its recipe held out.
+    A run that was not evaluated yet is evaluated first, on the rows that its recipe held out; an evaluation that is there is never
+    replaced. Arms of a sweep that are not finished are named and left out.
     """
+    from dissensus.html import Section, Text
     from dissensus.recipes.sweeps import arms_in
     from dissensus.reporting import report as write_report
 
-    results = [_measured(run, device, allow_import) for folder in runs for run in arms_in(folder)]
-    typer.echo(f"Page with pictures: {write_report(results, output)}")
+    results, unfinished = [], []
+    for folder in runs:
+        finished, others = arms_in(folder)
+        if not finished:
+            raise ValueError(f"No arm of the sweep in {folder} is finished. Train it first.")
+        results += [_measured(run, device, allow_import) for run in finished]
+        unfinished += others
+    names = ", ".join(arm.name for arm in unfinished)
+    left_out = [f"{len(unfinished)} arms are not finished and left out: {names}."] if unfinished else []
+    for text in left_out:
+        say(text)
+    page = write_report(results, output, first=[Section("Not on this page", Text(text)) for text in left_out])
+    typer.echo(f"Page with pictures: {page}")
 
 
 def _measured(run: Path, device: str, allow_import: bool) -> "Evaluation":
-    """Return a run's evaluation, made now unless it is there and of the run's members, with what `dissensus diagnose` found."""
+    """Return a run's evaluation, made now unless it is there, with what `dissensus diagnose` found of the same members."""
     from dissensus.diagnostics import Finding
     from dissensus.evaluation import Evaluation
 
     path = run if run.is_file() else run / EVALUATION
     if not path.exists() and not (run / "recipe.toml").exists():
         raise ValueError(f"{run} is neither a run's folder nor an evaluation. Name folders that dissensus train wrote.")
-    if not path.exists() or path.stat().st_mtime < written(run, "ensemble"):
+    if not path.exists():
         loaded = load_trained(run, device, allow_import)
-        say(f"{run} has not been evaluated since it was trained; this is done first.")
+        say(f"{run} has not been evaluated yet; this is done first.")
         evaluate_run(loaded, run, sets_of(loaded, run)).save(path)
-    result = Evaluation.load(path)
+    result, ensemble = Evaluation.load(path), checkpoint_digest(run, "ensemble")
+    if ensemble and result.ensemble not in ("", ensemble):
+        raise ValueError(
+            f"{path} is of other members than {run} holds now. Measure these with dissensus evaluate {run}, or name the file itself."
+        )
     # It knows the training data and the history, too; unless it is of other members.
-    found = run / DIAGNOSIS
-    if found.exists() and found.stat().st_mtime >= written(run, "last"):
-        result = replace(result, diagnosis=Finding.load(found))
+    if (run / DIAGNOSIS).exists():
+        finding = Finding.load(run / DIAGNOSIS)
+        if ensemble and finding.ensemble not in ("", ensemble):
+            say(f"{run / DIAGNOSIS} is of other members than the run holds now, and left out.")
+        else:
+            result = replace(result, diagnosis=finding)
     return result
 
 

@@ -50,8 +50,3 @@ def is_undertrained(history: "History") -> bool:
 
     curve = "ensemble_loss" if "ensemble_loss" in history.columns else "loss"
     return still_falls(history.by_epoch(curve))
-
-
-def written(run: Path, kind: str) -> float:
-    """Return when the newest checkpoint of a kind was written; 0 where there is none."""
-    return max((path.stat().st_mtime for path in run.glob(f"{kind}-*.safetensors")), default=0.0)

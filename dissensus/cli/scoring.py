@@ -1,6 +1,5 @@
 """`dissensus score`: a trained run and files of inputs in, a table of predictions and uncertainty for each out."""
 
-import csv
 import os
 import sys
 import time
@@ -61,8 +60,9 @@ def score(
     """Predict inputs with a run, and say how uncertain each prediction is.
 
     Writes one row an input: prediction, confidence, every score (higher where the ensemble is less certain), the alarm's p-value
-    and flag, and a prediction set or interval. Rows that cannot be read are listed in a file that ends in .bad.csv, the others
-    are written, and the exit code is 3. Of many files one output is written for each; those that are there are not made again.
+    and flag, and a prediction set or interval. Rows and images that cannot be read, or whose values are far too large, are listed
+    in a file that ends in .bad.csv, the others are written, and the exit code is 3. Of many files one output is written for each;
+    those that are there are not made again, and files in their folder are no inputs.
     """
     if has_magic(data) and not Path(data).exists():
         files = [pair for pair in _many_files(data, output, shard) if not _is_there(pair[1])]
@@ -126,23 +126,41 @@ def _left(seconds: float) -> str:
 
 def _many_files(data: str, output: Path, shard: str | None) -> list[tuple[str, Path]]:
     """Return the files to score, and where the answers go."""
-    found = sorted(filter(isfile, glob(data, recursive=True)))
-    if not found:
-        raise ValueError(f"No file is called like {data}.")
-    if output.suffix in (".csv", ".parquet"):
-        raise ValueError(f"Many files are written into a folder; {output} is named like a file.")
+    found = _inputs(data, output)
     place, number = (0, 1) if shard is None else _shard(shard)
     base = Path(commonpath(map(dirname, found)))
     targets = [output / Path(path).relative_to(base) for path in found]
     endings = [".parquet" if target.suffix.lower() == ".parquet" else ".csv" for target in targets]
     pairs = list(zip(found, map(Path.with_suffix, targets, endings), strict=True))
+    _check_apart(pairs)
+    return pairs[place::number]
+
+
+def _inputs(data: str, output: Path) -> list[str]:
+    """Return the files that a pattern names, without those that lie where the answers go."""
+    found = sorted(filter(isfile, glob(data, recursive=True)))
+    if not found:
+        raise ValueError(f"No file is called like {data}.")
+    if output.suffix in (".csv", ".parquet"):
+        raise ValueError(f"Many files are written into a folder; {output} is named like a file.")
+    others = [path for path in found if not Path(path).resolve().is_relative_to(output.resolve())]
+    if len(others) in (0, len(found)):  # inputs may all lie in or below the folder of the answers
+        return found
+    say(f"{len(found) - len(others)} files lie where the answers go, in {output}, and are not scored.")
+    return others
+
+
+def _check_apart(pairs: Sequence[tuple[str, Path]]) -> None:
+    """Refuse answers that would be written over an input, or over each other."""
+    inputs = {Path(source).resolve() for source, _ in pairs}
     sources: dict[Path, str] = {}
     for source, target in pairs:
+        if target.resolve() in inputs:
+            raise ValueError(f"The answers for {source} would be written to {target}, an input. Name another folder.")
         if (other := sources.setdefault(target, source)) != source:
             raise ValueError(
                 f"{other} and {source} would both be written to {target}. Rename one, or score them apart."
             )
-    return pairs[place::number]
 
 
 def _is_there(target: Path) -> bool:
@@ -173,10 +191,7 @@ def _told(source: str, target: Path, score: Callable[[], "Scored"], *, alone: bo
     if scored.worst:
         typer.echo(f"Least certain: {', '.join(str(name) for _, name in scored.worst)}")
     if scored.problems:
-        listing = target.with_suffix(".bad.csv")
-        with open(listing, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([("row", "problem"), *scored.problems.items()])
-        say(f"{len(scored.problems)} rows could not be read and were left out; all are listed in {listing}:")
+        say(f"{len(scored.problems)} rows could not be read and were left out; all are listed in {scored.listing}:")
         for row, why in list(scored.problems.items())[:_SHOWN]:
             say(f"  row {row}: {why}")
     return len(scored.problems)

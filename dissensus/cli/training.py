@@ -56,10 +56,16 @@ def train(
     resume: Annotated[bool, Option("--resume", help="Go on with a run that was interrupted.")] = False,
     change: Annotated[
         list[str] | None,
-        Option("--set", metavar="TABLE.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
+        Option(
+            "--set",
+            metavar="TABLE.KEY=VALUE",
+            help="Change a setting of the recipe, for all arms of a sweep; may be repeated.",
+        ),
     ] = None,
     jobs: Annotated[int, Option(min=1, help=r"How many arms of a \[sweep] run at a time.")] = 1,
-    ray: Annotated[bool, Option("--ray", help=r"Run the arms of a \[sweep] on a Ray cluster.")] = False,
+    ray: Annotated[
+        bool, Option("--ray", help=r"Run the arms of a \[sweep] on a Ray cluster, those of a grid all at once.")
+    ] = False,
     one: Annotated[bool, Option("--one", hidden=True, help="Train one run whatever [sweep] says.")] = False,
     allow_import: AllowImport = False,
     mesh: Annotated[
@@ -78,18 +84,33 @@ def train(
     trained once for each combination of values, or for what a search tries, each in a folder of its own; what is finished
     is not trained again.
     """
-    from dissensus.recipes import Recipe, load_run
     from dissensus.recipes.sweeps import run_sweep, sweep_of
-    from dissensus.training import DivergedError
-    from dissensus.training.mesh import together
 
     changes = change or []
     folder = output or (recipe if recipe.is_dir() else Path("runs") / recipe.stem)
-    if not one and (sweep := sweep_of(recipe)) is not None:
-        options = [f"--set={each}" for each in changes] + ["--allow-import"] * allow_import
-        run_sweep(recipe, folder, sweep, jobs=jobs, options=options, say=typer.echo, ray=ray)
-        typer.echo(f"Runs: {folder}\nNext: dissensus report {folder} -o report.html")
+    sweep = None if one else sweep_of(recipe)
+    if sweep is None:
+        if ray or jobs > 1:
+            raise ValueError(f"--jobs and --ray are for the arms of a [sweep], and {recipe} has none. Leave them out.")
+        _train_one(recipe, folder, changes, resume, allow_import, mesh)
         return
+    if mesh is not None:
+        raise ValueError(
+            "--mesh spreads one run under torchrun; arms of a [sweep] are runs of their own. Leave it out."
+        )
+    options = ["--allow-import"] * allow_import
+    run_sweep(recipe, folder, sweep, jobs=jobs, changes=changes, options=options, say=typer.echo, ray=ray)
+    typer.echo(f"Runs: {folder}\nNext: dissensus report {folder} -o report.html")
+
+
+def _train_one(
+    recipe: Path, folder: Path, changes: list[str], resume: bool, allow_import: bool, mesh: str | None
+) -> None:
+    from dissensus.recipes import Recipe, load_run
+    from dissensus.recipes.recipe import RECIPE
+    from dissensus.training import DivergedError
+    from dissensus.training.mesh import together
+
     described = Recipe.read(recipe, changes)
     try:
         with together(mesh) as shape:
@@ -97,7 +118,9 @@ def train(
     except DivergedError as problem:
         raise ValueError(str(problem)) from None
     except KeyboardInterrupt:
-        say(f"\nInterrupted. Go on with: dissensus train {folder} --resume")
+        begun = (folder / RECIPE).exists()
+        advice = f"Go on with: dissensus train {folder} --resume" if begun else "Nothing was written yet."
+        say(f"\nInterrupted. {advice}")
         raise typer.Exit(130) from None
     if os.environ.get("RANK", "0") == "0":
         typer.echo(_summary(run, load_run(folder, allow_import=allow_import)))

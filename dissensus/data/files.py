@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -66,6 +66,50 @@ class Loaded:
             return self
         columns = self.columns.refit(self.table, rows.numpy())
         return replace(self, x=torch.from_numpy(columns.transform(self.table)), columns=columns)
+
+
+class LoadedPart(NamedTuple):
+    """Rows of data that can be read, by their numbers in it; those that cannot and why; and how much is read with this part."""
+
+    numbers: np.ndarray
+    loaded: Loaded
+    problems: Mapping[int, str]
+    share: float  # from 0 to 1
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Images that are not decoded yet, with what `Loaded` knows about them.
+
+    Attributes:
+        pictures: Files, or what files hold; None where there is none.
+        called: What to call each in messages.
+        y: Numbers of their classes, or other targets.
+        classes: Names of the classes.
+        names: File of each, where they are files.
+    """
+
+    pictures: Sequence[Path | bytes | None]
+    called: Sequence[str]
+    y: Tensor | None = None
+    classes: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None
+
+    def decoded(self, size: Size | None) -> Loaded:
+        """Return all of them."""
+        return Loaded(images.decode(self.pictures, self.called, size), self.y, self.classes, self.names)
+
+    def part(self, start: int, end: int, size: Size | None) -> LoadedPart:
+        """Return those from one place to another that can be read."""
+        problems: dict[int, str] = {}
+        x = images.decode(self.pictures[start:end], self.called[start:end], size, problems)
+        numbers = np.array(
+            [row for row in range(start, min(end, len(self.called))) if row - start not in problems], int
+        )
+        y = None if self.y is None else self.y[torch.from_numpy(numbers)]
+        names = None if self.names is None else tuple(self.names[row] for row in numbers.tolist())
+        why = {start + row: problem for row, problem in problems.items()}
+        return LoadedPart(numbers, Loaded(x, y, self.classes, names), why, min(end / max(len(self.called), 1), 1.0))
 
 
 @dataclass(frozen=True)
@@ -315,7 +359,19 @@ def load(source: str | Path | Any, target: str | None = None, **options: Any) ->
     if not isinstance(source, str | Path):
         return sized(_load_items(source, target, chosen), chosen.size)
     path, chosen = _find(source, chosen)
-    return sized(_reader(path)(path, target, chosen), chosen.size)
+    found = _reader(path)(path, target, chosen)
+    return sized(found.decoded(chosen.size) if isinstance(found, Encoded) else found, chosen.size)
+
+
+def load_parts(source: str | Path, rows: int, target: str | None = None, **options: Any) -> Iterator[LoadedPart]:
+    """Yield what `load` would return, so many images at a time without those that cannot be read, and all else at once."""
+    path, chosen = _find(source, Options(**options))
+    found = _reader(path)(path, target, chosen)
+    if not isinstance(found, Encoded):
+        yield LoadedPart(np.arange(len(found)), sized(found, chosen.size), {}, 1.0)
+        return
+    for start in range(0, max(len(found.called), 1), rows):
+        yield found.part(start, start + rows, chosen.size)
 
 
 def as_data(data: Any, name: str, *, targets: bool = True) -> Any:
@@ -340,10 +396,13 @@ def _find(source: str | Path, options: Options) -> tuple[Path, Options]:
     return path, options
 
 
-def _reader(path: Path) -> Callable[[Path, str | None, Options], Loaded]:
+_Reader: TypeAlias = Callable[[Path, str | None, Options], Loaded | Encoded]
+
+
+def _reader(path: Path) -> _Reader:
     if path.is_dir():
         return _load_folder
-    readers = {".npz": _load_npz, ".npy": _load_npy, ".txt": _load_list}
+    readers: dict[str, _Reader] = {".npz": _load_npz, ".npy": _load_npy, ".txt": _load_list}
     readers |= dict.fromkeys(TABLE_ENDINGS, _load_table) | dict.fromkeys(TAR_ENDINGS, _load_tar)
     ending = next((ending for ending in readers if path.name.lower().endswith(ending)), None)
     if ending is None:
@@ -361,7 +420,7 @@ def sized(loaded: Loaded, size: Size | None) -> Loaded:
     return loaded
 
 
-def _load_table(path: Path, target: str | None, options: Options) -> Loaded:
+def _load_table(path: Path, target: str | None, options: Options) -> Loaded | Encoded:
     frame, notes = read_table(path, () if options.columns is None else options.columns.texts)
     encoded = _image_column(frame, options.inputs)
     if encoded is not None:
@@ -440,42 +499,39 @@ def _image_column(frame: Any, named: str | None) -> str | None:
     return None
 
 
-def _load_image_column(frame: Any, column: str, target: str | None, options: Options, path: Path) -> Loaded:
+def _load_image_column(frame: Any, column: str, target: str | None, options: Options, path: Path) -> Encoded:
     _check_options(options, {"inputs", "size"}, path.name)
-    names = [f"row {row} of {path.name}" for row in range(len(frame))]
+    called = [f"row {row} of {path.name}" for row in range(len(frame))]
     pictures = [cell and cell["bytes"] for cell in frame[column]]
-    if None in pictures:
-        raise ValueError(f"{names[pictures.index(None)]} has no image in the column {column!r}. Leave such rows out.")
-    loaded = Loaded(images.decode(pictures, names, options.size))
     target = _target_column(frame, target, options, path) or first_there(TARGET_NAMES, frame.columns)
     if target is None:
-        return loaded
+        return Encoded(pictures, called)
     y, classes, lacking = target_of(frame, target)
     if lacking.any():
         raise ValueError(f"{lacking.sum()} rows of {path.name} have no target, the first is row {lacking.argmax()}.")
-    return replace(loaded, y=y, classes=classes)
+    return Encoded(pictures, called, y, classes)
 
 
-def _load_folder(path: Path, target: str | None, options: Options) -> Loaded:
+def _load_folder(path: Path, target: str | None, options: Options) -> Loaded | Encoded:
     if any(path.glob("*.parquet")) and not any(p.is_dir() for p in path.iterdir()):
         return _load_table(path, target, options)
     _check_images(target, options, f"the folder {path.name}")
-    return _load_pictures(*images.find_pictures(path), path, options.size)
+    return _encoded(*images.find_pictures(path), path)
 
 
-def _load_list(path: Path, target: str | None, options: Options) -> Loaded:
+def _load_list(path: Path, target: str | None, options: Options) -> Encoded:
     _check_images(target, options, path.name, {"root"})
     root = path.parent if options.root is None else Path(options.root)
-    return _load_pictures(*images.read_list(path, root), root, options.size)
+    return _encoded(*images.read_list(path, root), root)
 
 
-def _load_pictures(paths: Sequence[Path], labels: Sequence[str] | None, root: Path, size: Size | None) -> Loaded:
+def _encoded(paths: Sequence[Path], labels: Sequence[str] | None, root: Path) -> Encoded:
     names = tuple(str(path.relative_to(root)) for path in paths)
     y, classes = (None, None) if labels is None else label_indices(labels)
-    return Loaded(images.decode(paths, names, size), y, classes, names)
+    return Encoded(paths, names, y, classes, names)
 
 
-def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
+def _load_tar(path: Path, target: str | None, options: Options) -> Encoded:
     _check_images(target, options, path.name)
     found: dict[str, bytes] = {}
     try:
@@ -487,7 +543,7 @@ def _load_tar(path: Path, target: str | None, options: Options) -> Loaded:
     except (tarfile.TarError, EOFError, zlib.error) as problem:
         raise ValueError(f"{path} cannot be read as an archive: {problem}. Fetch it again.") from None
     names = tuple(sorted(found))
-    return Loaded(images.decode([found[name] for name in names], names, options.size), names=names)
+    return Encoded([found[name] for name in names], names, names=names)
 
 
 def _check_images(target: str | None, options: Options, name: str, useful: Iterable[str] = ()) -> None:

@@ -129,44 +129,60 @@ def read_list(path: Path, root: Path) -> Pictures:
     return paths, labels if len(labels) == len(paths) else None
 
 
-def open_picture(source: Path | bytes) -> Any:
-    """Open an image file, or one that was read already, with Pillow."""
+def open_picture(source: Path | bytes, name: str = "An embedded image") -> Any:
+    """Open an image file, or one that was read already and is called `name`, with Pillow."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        picture = Image.open(BytesIO(source) if isinstance(source, bytes) else source)
-        picture.load()
+        with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as picture:
+            picture.load()
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as problem:
-        what = "An embedded image" if isinstance(source, bytes) else str(source)
+        what = name if isinstance(source, bytes) else str(source)
         raise ValueError(f"{what} cannot be read as an image: {problem}. Remove or replace it.") from None
     return picture
 
 
-def decode(pictures: Iterable[Any], names: Sequence[str], size: Size | None) -> Tensor:
+def decode(
+    pictures: Iterable[Any], names: Sequence[str], size: Size | None, problems: dict[int, str] | None = None
+) -> Tensor:
     """Decode images into one uint8 tensor, `(images, channels, height, width)`: one channel where all are grey, or three.
 
     Args:
-        pictures: Files, what files hold, or images of Pillow's.
+        pictures: Files, what files hold, or images of Pillow's; None where there is none.
         names: What to call each image in messages.
         size: Height and width to give every image; None where all have one size already.
+        problems: Gets the places of images that cannot be read, and why, and these are left out; None refuses them.
     """
     if not names:
         raise ValueError("There are no images to decode.")
-    pixels, grey = np.empty((0, 0, 0, 3), dtype=np.uint8), True
+    pixels, grey, kept = np.empty((0, 0, 0, 3), dtype=np.uint8), True, list[str]()
     for index, (picture, name) in enumerate(zip(pictures, names, strict=True)):
-        opened = open_picture(picture) if isinstance(picture, Path | bytes) else picture
+        try:
+            opened = _opened(picture, name)
+            values = _pixels(opened, name, size)
+        except ValueError as problem:
+            if problems is None:
+                raise
+            problems[index] = str(problem)
+            continue
         grey = grey and opened.mode in _GREY_MODES
-        values = _pixels(opened, name, size)
-        if index == 0:
+        if not kept:
             pixels = np.empty((len(names), *values.shape), dtype=np.uint8)
         if values.shape != pixels.shape[1:]:
             raise ValueError(
-                f"Images must have one size; {name} is {values.shape[1]} x {values.shape[0]} pixels and {names[0]} "
+                f"Images must have one size; {name} is {values.shape[1]} x {values.shape[0]} pixels and {kept[0]} "
                 f"{pixels.shape[2]} x {pixels.shape[1]}. Set size to give all of them one."
             )
-        pixels[index] = values
-    kept = pixels[..., :1] if grey else pixels
-    return torch.from_numpy(np.ascontiguousarray(kept.transpose(0, 3, 1, 2)))
+        pixels[len(kept)] = values
+        kept.append(name)
+    found = pixels[: len(kept), ..., :1] if grey else pixels[: len(kept)]
+    return torch.from_numpy(np.ascontiguousarray(found.transpose(0, 3, 1, 2)))
+
+
+def _opened(picture: Any, name: str) -> Any:
+    if picture is None:
+        raise ValueError(f"{name} has no image. Leave such rows out.")
+    return open_picture(picture, name) if isinstance(picture, Path | bytes) else picture
 
 
 def height_and_width(size: Any) -> tuple[int, int]:

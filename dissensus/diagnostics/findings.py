@@ -294,6 +294,7 @@ class Finding:
         num_classes: Number of classes; 0 where there are none.
         pairs: Diversity of pairs of members, for classes.
         checks: Errors over training, from a history.
+        ensemble: Digest of the run's ensemble that was looked at; empty where it is of no run.
     """
 
     loss: str
@@ -315,6 +316,7 @@ class Finding:
     num_classes: int
     pairs: tuple[Pair, ...] = field(repr=False)
     checks: tuple[Check, ...] = field(repr=False)
+    ensemble: str = field(default="", compare=False)
 
     @property
     def colluding(self) -> bool:

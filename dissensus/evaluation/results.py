@@ -257,6 +257,7 @@ class Evaluation:
         data: What the known inputs are called, such as the name of their file; empty where nobody said.
         target: What is predicted, such as the name of a column; empty where nobody said.
         date: When it was measured, as 2026-11-18.
+        ensemble: Digest of the run's ensemble that was measured; empty where it is of no run.
     """
 
     name: str
@@ -284,6 +285,7 @@ class Evaluation:
     data: str = ""
     target: str = ""
     date: str = field(default="", compare=False)
+    ensemble: str = field(default="", compare=False)
 
     def number(
         self,

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from dissensus._files import read_state, write_state
+from dissensus._files import read_state, replace_file, write_state
 from dissensus.conformal import Alarm, DriftMonitor, intervals
 from dissensus.conformal.alarm import Score
 from dissensus.detectors import RowDistance
 from dissensus.evaluation.results import ID, AlarmCheck, floats
 from dissensus.predictions import mixture, predict
-from dissensus.recipes.data import Sets
+from dissensus.recipes.data import Sets, stored_digests
 from dissensus.scores import REGRESSION_SCORES, SCORES
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 ALARM = "alarm.json"
 COVERAGE = "coverage.json"
-DRIFT = "drift.json"
 BANK = "bank.safetensors"
 _FORMAT = "dissensus coverage 1"
 _SHOWN = 1000
@@ -105,8 +104,6 @@ def calibrate_run(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder:
         )
     write_state(folder / COVERAGE, _FORMAT, {"coverage": settings.coverage, "misses": _misses(run, x, y).tolist()})
     alarm.save(folder / ALARM)
-    if (monitor := DriftMonitor.of_alarm(alarm)) is not None:
-        monitor.save(folder / DRIFT)
     notes = [f"{warning.message}" for warning in said if warning.category is UserWarning]
     if sets.calibration is None:
         notes.append(
@@ -118,12 +115,12 @@ def calibrate_run(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder:
 
 def _score(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder: Path) -> Score:
     """Return the score that the alarm ranks; where that is the distance to training rows, these go into the folder."""
-    (folder / BANK).unlink(missing_ok=True)
     table = run.preprocessing.columns is not None and run.preprocessing.mean is not None
     if settings.score != "auto" or not table:
+        (folder / BANK).unlink(missing_ok=True)
         return settings.score
     distance = RowDistance(run.preprocessing(_some(sets.train.x, _BANK_ROWS)))
-    save_file({"bank": distance.bank}, folder / BANK)
+    replace_file(folder / BANK, save({"bank": distance.bank}))
     return distance
 
 
@@ -132,6 +129,10 @@ def load_calibration(
 ) -> Calibration | None:
     """Read a run's alarm and coverage, at its own rates or others; None where nothing was held out to calibrate on."""
     if not (folder / ALARM).exists():
+        if any(stored_digests(folder, part) is not None for part in ("calibration", "validation")):
+            raise ValueError(
+                f"{folder / ALARM} is missing, although rows were held out for it. Make it again: dissensus train {folder} --resume"
+            )
         return None
     state = read_state(folder / COVERAGE, _FORMAT)
     score = RowDistance(load_file(folder / BANK)["bank"]) if (folder / BANK).exists() else None

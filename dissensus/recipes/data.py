@@ -1,28 +1,39 @@
 """The data of a recipe: its settings, the rows that are trained on and held out, and from files to what members see."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus.data.files import Loaded, Missing, load, sized
+from dissensus.data.files import Loaded, LoadedPart, Missing, load, load_parts, sized
 from dissensus.data.fingerprints import row_hashes
 from dissensus.data.images import Layout, describe_shape, height_and_width, match_images
 from dissensus.data.tables import TableEncoder
 from dissensus.data.toy import BUILT_IN
 from dissensus.randomness import derive, mix
+from dissensus.training.checkpoints import CheckpointFolder
+
+# The checkpoint of a finished run's ensemble, and what its tensors of rows are called.
+ENSEMBLE = "ensemble"
+ROWS = "rows."
 
 
 def read_source(source: str | Path, target: str | None = None, **options: Any) -> Loaded:
     """Read a file or folder, or a built-in data set by its name."""
-    if str(source) not in BUILT_IN or Path(source).exists():
+    if not is_built_in(source):
         return load(source, target, **options)
     return sized(BUILT_IN[str(source)](), options.get("size"))
+
+
+def is_built_in(source: str | Path) -> bool:
+    """Whether this names a built-in data set, and no file."""
+    return str(source) in BUILT_IN and not Path(source).exists()
 
 
 def label_names(loaded: Loaded) -> list[str]:
@@ -237,6 +248,11 @@ def row_digests(loaded: Loaded) -> Tensor:
     return mix(hashes + torch.tensor([of_label[label] for label in labels]))
 
 
+def stored_digests(folder: Path, part: str) -> Tensor | None:
+    """Return the digests of the rows that a finished run trained on or held out; None where it has no such part."""
+    return CheckpointFolder(folder).load(ENSEMBLE)[0].get(f"{ROWS}{part}")
+
+
 def find_rows(loaded: Loaded, digests: Tensor) -> Tensor | None:
     """Return where rows of these digests are, each row once, in the order of the digests; None where one is not there."""
     places: dict[int, list[int]] = {}
@@ -353,15 +369,23 @@ class Preprocessing:
 
     def read(self, source: str | Path) -> Loaded:
         """Read further data as the training data was read; images get its size and channels, targets may be lacking."""
-        loaded = read_source(
-            source,
-            self.target,
-            inputs=self.inputs,
-            layout=self.layout,
-            columns=self.columns,
-            size=self.shape[1:] if len(self.shape) == 3 else None,
-            strict=False,
-        )
+        return self._fitted(read_source(source, self.target, **self._reading()))
+
+    def read_parts(self, source: str | Path, rows: int) -> Iterator[LoadedPart]:
+        """Read further data so many images at a time, those that can be read, and all else at once."""
+        if is_built_in(source):
+            whole = self.read(source)
+            yield LoadedPart(np.arange(len(whole)), whole, {}, 1.0)
+            return
+        for part in load_parts(source, rows, self.target, **self._reading()):
+            none = replace(part.loaded, x=torch.empty(0, *self.shape))
+            yield part._replace(loaded=self._fitted(part.loaded) if len(part.loaded) else none)
+
+    def _reading(self) -> dict[str, Any]:
+        size = self.shape[1:] if len(self.shape) == 3 else None
+        return {"inputs": self.inputs, "layout": self.layout, "columns": self.columns, "size": size, "strict": False}
+
+    def _fitted(self, loaded: Loaded) -> Loaded:
         if len(self.shape) == 3 and loaded.x.ndim == 4:
             x, notes = match_images(loaded.x, *self.shape)
             loaded = replace(loaded, x=x, notes=(*loaded.notes, *notes))

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dissensus._files import checkpoint_digest
 from dissensus.data.tables import Date
 from dissensus.exporting import Exported, export
 from dissensus.recipes.alarms import load_calibration
-from dissensus.recipes.data import Preprocessing
+from dissensus.recipes.data import ENSEMBLE, Preprocessing
 from dissensus.recipes.recipe import LoadedRun, rows_of_run
 
 # Rows on which a file is compared with the ensemble, beside their repetitions.
@@ -47,6 +48,7 @@ def export_run(
             **{name: facts[name] for name in ("classes", "target", "shape", "columns")},
             "pixels_divided_by": 255 if facts["pixels"] else None,
             "standardised": {"mean": facts["mean"], "std": facts["std"]},
+            "ensemble": checkpoint_digest(folder, ENSEMBLE),
         },
         **options,
     )

@@ -20,6 +20,8 @@ from dissensus.objectives.likelihoods import SCALE_FLOOR
 from dissensus.recipes import choices
 from dissensus.recipes.alarms import AlarmSettings, calibrate_run
 from dissensus.recipes.data import (
+    ENSEMBLE,
+    ROWS,
     DataSettings,
     Preprocessing,
     Sets,
@@ -28,6 +30,7 @@ from dissensus.recipes.data import (
     load_sets,
     row_digests,
     split_classes,
+    stored_digests,
     without_left_out,
 )
 from dissensus.recipes.settings import AUTO, changed, check_names, checked, choose, parameters, to_toml
@@ -36,8 +39,6 @@ from dissensus.training.checkpoints import CheckpointError, CheckpointFolder
 from dissensus.training.mesh import mesh_of
 
 RECIPE = "recipe.toml"
-ENSEMBLE = "ensemble"
-_ROWS = "rows."
 _PARTS = ("train", "validation", "test", "calibration")
 # Arguments of `fit` that are not settings of a recipe's [training].
 _NOT_TRAINING = (
@@ -101,7 +102,7 @@ class Recipe:
         if not path.is_file():
             raise ValueError(f"There is no recipe {path}.")
         try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+            tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise ValueError(f"{path} is not valid TOML: {problem}") from None
         tables.pop("sweep", None)  # says which runs there are, not what one of them is
@@ -235,10 +236,12 @@ class Recipe:
                 },
             )
             if writes:
-                save_ensemble(folder, ensemble, preprocessing, outputs, run.step, sets)
-                trained = load_run(folder, allow_import=allow_import)
+                facts = {"outputs": outputs, "members": list(ensemble.member_ids)}
+                trained = _rebuilt(folder, recipe, preprocessing, facts, ensemble.state_dict(), allow_import)
                 for note in calibrate_run(trained, sets, self.alarm, folder):
                     log.warning("%s", note)
+                # Last, since it is what tells a finished run.
+                save_ensemble(folder, ensemble, {**facts, "preprocessing": preprocessing.to_json()}, run.step, sets)
         return run
 
     def check_same(self, stored: "Recipe", folder: Path, *, moved: bool = False) -> None:
@@ -337,12 +340,9 @@ def started(folder: Path, recipe: str) -> Iterator[None]:
         raise
 
 
-def save_ensemble(
-    folder: Path, ensemble: Members, preprocessing: Preprocessing, outputs: int, step: int, sets: Sets
-) -> None:
+def save_ensemble(folder: Path, ensemble: Members, facts: Mapping[str, Any], step: int, sets: Sets) -> None:
     """Write the ensemble's tensors, what is needed to build it again, and which rows are which, in one step."""
-    facts = {"preprocessing": preprocessing.to_json(), "outputs": outputs, "members": list(ensemble.member_ids)}
-    rows = {f"{_ROWS}{part}": row_digests(own) for part in _PARTS if (own := getattr(sets, part)) is not None}
+    rows = {f"{ROWS}{part}": row_digests(own) for part in _PARTS if (own := getattr(sets, part)) is not None}
     CheckpointFolder(folder).save(ENSEMBLE, step, {**ensemble.state_dict(), **rows}, facts)
 
 
@@ -350,7 +350,7 @@ def rows_of_run(run: LoadedRun, folder: Path, part: str, advice: str = "Restore 
     """Read again the rows that a run trained on or held out, whatever else has come into its file since; None if it held none out."""
     if part != "train" and isinstance(source := getattr(run.recipe.data, part), str):
         return without_left_out(run.preprocessing.read(source), run.recipe.data.leave_out)
-    digests = CheckpointFolder(folder).load(ENSEMBLE)[0].get(f"{_ROWS}{part}")
+    digests = stored_digests(folder, part)
     if digests is None:
         return None
     whole = run.preprocessing.read(run.recipe.data.path)
@@ -398,8 +398,19 @@ def load_run(folder: str | Path, *, allow_import: bool = False) -> LoadedRun:
     tensors, facts, problem = CheckpointFolder(folder).load(ENSEMBLE)
     if problem is not None:
         log.warning("%s The ensemble saved before it is used.", problem)
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ROWS)}
-    preprocessing = Preprocessing.from_json(facts["preprocessing"])
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(ROWS)}
+    return _rebuilt(folder, recipe, Preprocessing.from_json(facts["preprocessing"]), facts, tensors, allow_import)
+
+
+def _rebuilt(
+    folder: Path,
+    recipe: Recipe,
+    preprocessing: Preprocessing,
+    facts: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    allow_import: bool,
+) -> LoadedRun:
+    """Return a run with an ensemble of these tensors, on the CPU and in evaluation mode."""
     ensemble = recipe.build_ensemble(preprocessing, facts["outputs"], allow_import=allow_import)
     if list(ensemble.member_ids) != facts["members"]:
         ensemble.keep_members([ensemble.member_ids.index(member) for member in facts["members"]])

@@ -2,9 +2,9 @@
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from heapq import nlargest
 from operator import itemgetter
@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dissensus._checks import largest_value
 from dissensus._files import written_aside
 from dissensus._signatures import need
-from dissensus.data.files import TABLE_ENDINGS, Loaded
+from dissensus.data.files import TABLE_ENDINGS, LoadedPart
 from dissensus.data.frames import Part as TablePart
 from dissensus.data.frames import table_parts, unique_names
 from dissensus.data.tables import LeftOut, columns_of, number_of, texts_of
@@ -30,7 +31,10 @@ from dissensus.scores import REGRESSION_SCORES, all_scores
 Table = dict[str, Any]
 # Rows of a table that are in memory at once.
 _ROWS = 1 << 15
+# Images, whose pixels are many.
+_PICTURES = 1024
 _DRIFT = 100
+_TOO_LARGE = "its values are so large that outputs of the ensemble are not finite, or too large to score"
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,24 @@ class Part:
     share: float  # how much of the file is read with this part, from 0 to 1
     notes: tuple[str, ...]
 
+    def without(self, problems: Mapping[int, str]) -> "Part":
+        """Return the part without some of its rows, given by their places in it, and why these are left out."""
+        kept = np.array([place for place in range(len(self.x)) if place not in problems], dtype=np.int64)
+        numbers = self.head["row"]
+        return replace(
+            self,
+            head={name: _rows(values, kept) for name, values in self.head.items()},
+            carried={name: _rows(values, kept) for name, values in self.carried.items()},
+            x=self.x[torch.from_numpy(kept)],
+            problems=self.problems | {int(numbers[place]): why for place, why in problems.items()},
+        )
+
 
 @dataclass
 class Scored:
-    """What came of scoring a file: rows written, rows that could not be read and why, the least certain rows, and the alarm."""
+    """What came of scoring a file: rows written, rows left out and why, where these are listed, the least certain rows, and the alarm."""
 
+    listing: Path
     rows: int = 0
     alarm: str = ""
     problems: dict[int, str] = field(default_factory=dict)
@@ -68,34 +85,46 @@ def score_file(
 ) -> Scored:
     """Predict every input of a file, and write one row for each: prediction, every score, and what the alarm says.
 
-    Tables are read and written a part at a time, so memory does not grow with the file; the output appears when it is whole. Columns
-    named in `carry`, and those that identify rows, are copied as the file has them, and so are labels. `progress` gets rows done and
-    the share of the file.
+    Tables and images are read and written a part at a time, so memory does not grow with the file; the output appears when it is
+    whole. Rows that cannot be read, or are so far out that outputs overflow, are listed in a file beside it that ends in .bad.csv.
+    Columns named in `carry`, and those that identify rows, are copied as the file has them, and so are labels. `progress` gets rows
+    done and the share of the file.
     """
     if output.suffix not in (".csv", ".parquet"):
         raise ValueError(f"Scores are written as .csv or .parquet; got {output.name!r}.")
-    if Path(source).expanduser().resolve() == output.resolve():
-        raise ValueError(f"{output} is the input itself. Write to another file.")
-    scored, flagged, say_once = Scored(), 0, cache(say)
+    scored, flagged, say_once = Scored(output.with_suffix(".bad.csv")), 0, cache(say)
+    if Path(source).expanduser().resolve() in (output.resolve(), scored.listing.resolve()):
+        raise ValueError(f"{source} is the input itself, and would be written over. Write to another file.")
     calibration = None if calibration is None else calibration.for_a_stream()
     output.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(output) as temporary, table_writer(temporary, output.suffix) as write:
         for part in parts_of(run, source, carry):
             for note in part.notes:
                 say_once(note)
+            predicted, too_large = _predicted(run, part.x, calibration, batch_size)
+            part = part.without(dict.fromkeys(too_large, _TOO_LARGE))
             scored.problems |= part.problems
-            if len(part.x):
-                predicted = predicted_columns(run, part.x, calibration, batch_size)
+            if predicted:
                 write(_table(part, predicted, say_once))
                 _keep_worst(scored, part, predicted)
-                scored.rows += len(part.x)
-                flagged += int(np.sum(predicted.get("flag", 0)))
+            scored.rows += len(part.x)
+            flagged += int(np.sum(predicted.get("flag", 0)))
             progress(scored.rows + len(scored.problems), part.share)
         if not scored.rows:
             row, why = next(iter(scored.problems.items()))
             raise ValueError(f"None of the rows of {source} can be read; row {row}: {why}.")
+        _write_problems(scored)
     scored.alarm = _alarm_in_words(calibration, flagged, scored.rows)
     return scored
+
+
+def _write_problems(scored: Scored) -> None:
+    """List the rows that were left out; clear the list of an earlier call where there are none."""
+    if not scored.problems:
+        scored.listing.unlink(missing_ok=True)
+        return
+    with written_aside(scored.listing) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("row", "problem"), *sorted(scored.problems.items())])
 
 
 def _alarm_in_words(calibration: Calibration | None, flagged: int, rows: int) -> str:
@@ -131,48 +160,51 @@ def _keep_worst(scored: Scored, part: Part, predicted: Table) -> None:
 
 
 def parts_of(run: LoadedRun, source: str, carry: Sequence[str]) -> Iterator[Part]:
-    """Yield the rows of a file, in order: those of a table a part at a time, all else at once."""
+    """Yield the rows of a file, in order: tables and images a part at a time, arrays at once."""
     path = Path(source).expanduser()
-    columns = run.preprocessing.columns
-    if columns is not None and path.is_file() and path.suffix.lower() in TABLE_ENDINGS:
-        identifiers = [c.name for c in columns.columns if isinstance(c, LeftOut) and "no two alike" in c.note]
-        copied = [name for name in dict.fromkeys([*identifiers, *carry]) if name != run.preprocessing.target]
-        for part in table_parts(path, columns.texts, _ROWS, copied):
-            if lacking := [name for name in carry if name not in part.frame]:
-                raise ValueError(
-                    f"There is no column {lacking[0]!r} to carry; there are {', '.join(part.frame.columns)}."
-                )
-            yield _part_of_table(run, part, copied)
+    if run.preprocessing.columns is not None and path.is_file() and path.suffix.lower() in TABLE_ENDINGS:
+        yield from _parts_of_table(run, path, carry)
         return
     if carry:
         raise ValueError(f"Columns of tables are carried, and {source} is none. Leave {carry[0]!r} out.")
-    yield _part_of_loaded(run, run.preprocessing.read(source))
+    for loaded in run.preprocessing.read_parts(source, _PICTURES):
+        yield _part_of_loaded(run, loaded)
+
+
+def _parts_of_table(run: LoadedRun, path: Path, carry: Sequence[str]) -> Iterator[Part]:
+    columns = run.preprocessing.columns
+    assert columns is not None
+    identifiers = [c.name for c in columns.columns if isinstance(c, LeftOut) and "no two alike" in c.note]
+    copied = [name for name in dict.fromkeys([*identifiers, *carry]) if name != run.preprocessing.target]
+    for part in table_parts(path, columns.texts, _ROWS, copied):
+        if lacking := [name for name in carry if name not in part.frame]:
+            raise ValueError(f"There is no column {lacking[0]!r} to carry; there are {', '.join(part.frame.columns)}.")
+        yield _part_of_table(run, part, copied)
 
 
 def _part_of_table(run: LoadedRun, part: TablePart, copied: Sequence[str]) -> Part:
     columns, target = run.preprocessing.columns, run.preprocessing.target
     assert columns is not None
     x, problems = columns.encode(part.frame)
-    kept = np.array([row for row in range(len(x)) if row not in problems], dtype=np.int64)
-    found = {name: _rows(values, kept) for name, values in part.carried.items()}
-    label = {"label": _labels(run, part.frame, target, kept)} if target in part.frame else {}
+    label = {"label": _labels(run, part.frame, target)} if target in part.frame else {}
     notes = tuple(
         f"column {name!r} holds values that training never saw ({', '.join(map(repr, texts[:3]))}), read as none of its own"
         for name, texts in columns.unseen(part.frame).items()
     )
-    return Part(
-        head={"row": kept + part.start, **label},
-        carried={name: found[name] for name in copied if name in found},
-        x=torch.from_numpy(x[kept]),
-        problems={part.start + row: why for row, why in problems.items()},
+    whole = Part(
+        head={"row": np.arange(part.start, part.start + len(x)), **label},
+        carried={name: part.carried[name] for name in copied if name in part.carried},
+        x=torch.from_numpy(x),
+        problems={},
         share=part.share,
         notes=notes,
     )
+    return whole.without(problems)
 
 
-def _labels(run: LoadedRun, frame: Any, target: str | None, kept: np.ndarray) -> Any:
-    """Return the targets of some rows as the run reads them: texts, as its predictions are, or numbers."""
-    texts = texts_of(columns_of(frame[[target]])[str(target)][kept])
+def _labels(run: LoadedRun, frame: Any, target: str | None) -> Any:
+    """Return the targets of rows as the run reads them: texts, as its predictions are, or numbers."""
+    texts = texts_of(columns_of(frame[[target]])[str(target)])
     if run.preprocessing.classes is not None:
         return texts
     numbers = (None if text is None else number_of(text) for text in texts)
@@ -184,20 +216,19 @@ def _rows(values: Any, kept: np.ndarray) -> Any:
     return [values[row] for row in kept.tolist()] if isinstance(values, list) else values.take(kept)
 
 
-def _part_of_loaded(run: LoadedRun, loaded: Loaded) -> Part:
-    """Return data that was read whole; rows that hold NaN or infinity cannot be predicted."""
-    finite = torch.isfinite(loaded.x).flatten(1).all(1)
-    kept = finite.nonzero().flatten()
-    rows = loaded.rows(kept)
-    head: Table = {"row": kept.numpy()}
+def _part_of_loaded(run: LoadedRun, part: LoadedPart) -> Part:
+    """Return data that is no table; rows that hold NaN or infinity cannot be predicted."""
+    rows = part.loaded
+    head: Table = {"row": part.numbers}
     if rows.names is not None:
         head["file"] = list(rows.names)
     if rows.y is not None and rows.y.ndim == 1 and run.preprocessing.classes is not None:
         head["label"] = label_names(rows)
     elif rows.y is not None:
         head |= by_target({"label": rows.y.reshape(len(rows), -1)})
-    bad = (~finite).nonzero().flatten().tolist()
-    return Part(head, {}, rows.x, dict.fromkeys(bad, "its inputs hold NaN or infinity"), 1.0, loaded.notes)
+    bad = (~torch.isfinite(rows.x).flatten(1).all(1)).nonzero().flatten().tolist()
+    whole = Part(head, {}, rows.x, dict(part.problems), part.share, rows.notes)
+    return whole.without(dict.fromkeys(bad, "its inputs hold NaN or infinity"))
 
 
 def predicted_columns(
@@ -208,9 +239,25 @@ def predicted_columns(
     Columns are `prediction`; `confidence` for classes or `std` for regression; every score; and with a calibration
     `distance` (of tables), `p_value`, `flag`, and `set` or `low` and `high`. With several targets, columns of each end in its number.
     """
-    inputs = map(run.preprocessing, x.split(batch_size))
-    parts = [_of_outputs(run, part, predict(run.ensemble, part, batch_size=batch_size), calibration) for part in inputs]
-    return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in parts[0]}
+    columns, too_large = _predicted(run, x, calibration, batch_size)
+    if too_large:
+        raise ValueError(f"Row {too_large[0]} cannot be scored: {_TOO_LARGE}.")
+    return columns
+
+
+def _predicted(run: LoadedRun, x: Tensor, calibration: Calibration | None, batch_size: int) -> tuple[Table, list[int]]:
+    """Return the columns of inputs whose outputs can be scored, and the places of the others."""
+    parts, too_large = [], list[int]()
+    for start in range(0, len(x), batch_size):
+        inputs = run.preprocessing(x[start : start + batch_size])
+        outputs = predict(run.ensemble, inputs, batch_size=batch_size)
+        # Not `>`: NaN, for which every comparison is false, is none either.
+        fine = (outputs.abs() <= largest_value(outputs)).all(-1).all(0).cpu()
+        too_large += [start + place for place in (~fine).nonzero().flatten().tolist()]
+        if fine.any():
+            parts.append(_of_outputs(run, inputs[fine], outputs[:, fine], calibration))
+    names = parts[0] if parts else ()
+    return {name: np.concatenate([np.asarray(part[name]) for part in parts]) for name in names}, too_large
 
 
 def _of_outputs(run: LoadedRun, x: Tensor, outputs: Tensor, calibration: Calibration | None) -> Table:

@@ -23,20 +23,19 @@ from typing import Any
 from dissensus._files import replace_file
 from dissensus._signatures import need
 from dissensus.recipes.recipe import Recipe, is_finished
-from dissensus.recipes.settings import changed, toml_value
+from dissensus.recipes.settings import toml_value
 
 SWEEP, JOURNAL = "sweep.json", "search.journal"
 _NUMBERS = ("repeats", "trials")
 # What an arm's own process says where another one trains it.
 _BUSY = "Another process is training"
-_SET = "--set="
 
 
 def sweep_of(recipe: Path) -> dict[str, Any] | None:
     """Return the table `[sweep]` of a recipe; None where it has none."""
     tables: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # reading the recipe itself says what is wrong
-        tables = tomllib.loads(recipe.read_text(encoding="utf-8"))
+        tables = tomllib.loads(recipe.read_text(encoding="utf-8-sig"))
     if not isinstance(sweep := tables.get("sweep"), dict | None):
         raise ValueError(f"sweep must be a table, [sweep]; got {sweep!r}.")
     return sweep
@@ -52,7 +51,18 @@ def settings_of(sweep: Mapping[str, Any]) -> dict[str, Any]:
                 '[sweep] takes lists of values by table and key, such as "training.lr" = [1e-3, 1e-2], and with `trials` also ranges, '
                 f'"training.lr" = {{low = 1e-4, high = 1e-1, log = true}}; got {key} = {values!r}.'
             )
+        _check_names(key, values)
     return settings
+
+
+def _check_names(key: str, values: Any) -> None:
+    """Refuse values of which an arm's folder would not tell which one it has."""
+    there: dict[str, Any] = {}
+    for value in values if isinstance(values, list) else ():
+        name = _arm({key: toml_value(value)})[0]
+        if name in there:
+            raise ValueError(f"Two arms would be called {name!r}: {key} = {there[name]!r} and {value!r}. Change one.")
+        there[name] = value
 
 
 def _check_numbers(sweep: Mapping[str, Any]) -> None:
@@ -74,18 +84,16 @@ def _fits(values: Any, search: bool) -> bool:
     return isinstance(values, list) and bool(values)
 
 
-def arms_of(sweep: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the changes of each arm of a grid by its name.
+def arms_of(sweep: Mapping[str, Any], seed: int = 0) -> dict[str, list[str]]:
+    """Return the changes of each arm of a grid by its name; repeats begin with a seed.
 
     Example:
         >>> arms_of({"training.lr": [0.1, 0.2], "repeats": 1})
         {'lr=0.1-seed=0': ['training.lr=0.1', 'ensemble.seed=0'], 'lr=0.2-seed=0': ['training.lr=0.2', 'ensemble.seed=0']}
     """
     settings = settings_of(sweep)
-    settings["ensemble.seed"] = sweep.get("ensemble.seed") or list(range(sweep.get("repeats", 1)))
-    arms = dict(_arm(dict(zip(settings, map(toml_value, each), strict=True))) for each in product(*settings.values()))
-    changed({}, [change for changes in arms.values() for change in changes])
-    return arms
+    settings["ensemble.seed"] = sweep.get("ensemble.seed") or [seed + each for each in range(sweep.get("repeats", 1))]
+    return dict(_arm(dict(zip(settings, map(toml_value, each), strict=True))) for each in product(*settings.values()))
 
 
 def _arm(values: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -94,13 +102,19 @@ def _arm(values: Mapping[str, Any]) -> tuple[str, list[str]]:
     return re.sub(r"[^\w=.-]", "_", name), [f"{key}={value}" for key, value in values.items()]
 
 
-def _grid(recipe: Path, sweep: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the arms of a grid, none of a search; refuse a slip in the recipe before anything is trained."""
-    grid = {} if "trials" in sweep else arms_of(sweep)
-    ranges = settings_of(sweep).items()
-    firsts = {key: toml_value(each["low"] if isinstance(each, Mapping) else each[0]) for key, each in ranges}
-    for changes in grid.values() or [_arm(firsts)[1]]:
-        Recipe.read(recipe, changes)
+def _grid(recipe: Path, sweep: Mapping[str, Any], changes: Sequence[str]) -> dict[str, list[str]]:
+    """Return the arms of a grid, none of a search; refuse a slip in the recipe, as changed, before anything is trained."""
+    settings = settings_of(sweep)
+    for key in (change.partition("=")[0].strip() for change in changes):
+        if varied := [each for each in settings if f"{key}.".startswith(f"{each}.")]:
+            raise ValueError(
+                f"[sweep] varies {varied[0]}, and --set would give all arms one value. Leave one of them out."
+            )
+    firsts = {key: toml_value(each["low"] if isinstance(each, Mapping) else each[0]) for key, each in settings.items()}
+    first = Recipe.read(recipe, [*changes, *_arm(firsts)[1]])
+    grid = {} if "trials" in sweep else arms_of(sweep, first.ensemble["seed"])
+    for own in grid.values():
+        Recipe.read(recipe, [*changes, *own])
     return grid
 
 
@@ -110,21 +124,25 @@ def run_sweep(
     sweep: Mapping[str, Any],
     *,
     jobs: int,
+    changes: Sequence[str],
     options: Sequence[str],
     say: Callable[[str], None],
     ray: bool = False,
 ) -> None:
-    """Train every arm of a grid, or with `trials` of a search by optuna, that is not finished, each with further options of `train`."""
+    """Train every arm of a grid, or with `trials` of a search by optuna, that is not finished.
+
+    Each is trained by the recipe with `changes` and its own, and with further options of `train`.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("Arms of a [sweep] are runs of their own: start them without torchrun, with --jobs or --ray.")
-    grid = _grid(recipe, sweep)
+    grid = _grid(recipe, sweep, changes)
     folder.mkdir(parents=True, exist_ok=True)
     study = None if grid else _study(folder)
     tried = grid if study is None else dict(_arm(trial.params) for trial in study.get_trials(deepcopy=False))
-    _check_finished(recipe, folder, tried, options)
+    _check_finished(recipe, folder, tried, changes)
     replace_file(folder / SWEEP, json.dumps(list(grid)))
     arms = iter(grid.items()) if study is None else _asked(study, settings_of(sweep), sweep["trials"])
-    local = partial(train_arm, recipe.absolute(), folder.absolute(), list(options))
+    local = partial(train_arm, recipe.absolute(), folder.absolute(), [*options], [*changes])
     train, jobs = (_on_ray(local), len(grid) or jobs) if ray else (local, jobs)
     failed = []
     for (name, _, *tell), answer in _in_threads(train, arms, jobs):
@@ -136,20 +154,21 @@ def run_sweep(
         raise ValueError(f"{len(failed)} arms failed: {', '.join(failed)}. Call the same command again to go on.")
 
 
-def _check_finished(recipe: Path, folder: Path, arms: Mapping[str, list[str]], options: Sequence[str]) -> None:
-    """Refuse to go on beside finished arms that another recipe, or other `--set` among the options, trained."""
-    changes = [option.removeprefix(_SET) for option in options if option.startswith(_SET)]
+def _check_finished(recipe: Path, folder: Path, arms: Mapping[str, list[str]], changes: Sequence[str]) -> None:
+    """Refuse to go on beside finished arms that another recipe, or one with other changes, trained."""
     for name, own in arms.items():
         if is_finished(folder / name):
-            Recipe.read(recipe, [*own, *changes]).check_same(Recipe.read(folder / name), folder / name, moved=True)
+            Recipe.read(recipe, [*changes, *own]).check_same(Recipe.read(folder / name), folder / name, moved=True)
 
 
-def train_arm(recipe: Path, folder: Path, options: Sequence[str], name: str, changes: Sequence[str]) -> str:
-    """Train one arm unless it is finished; return what became of it."""
+def train_arm(
+    recipe: Path, folder: Path, options: Sequence[str], changes: Sequence[str], name: str, own: Sequence[str]
+) -> str:
+    """Train one arm, by the changes of all and its own, unless it is finished; return what became of it."""
     if is_finished(folder / name):
         return "is there already"
     command = [sys.executable, "-m", "dissensus", "train", str(recipe), "-o", str(folder / name), "--resume"]
-    settings = [f"{_SET}{change}" for change in changes]
+    settings = [f"--set={change}" for change in (*changes, *own)]
     done = subprocess.run([*command, "--one", *settings, *options], capture_output=True, text=True)
     lines = done.stderr.strip().splitlines() or ["failed"]
     return "done" if done.returncode == 0 else next((line for line in lines if _BUSY in line), lines[-1])
@@ -232,10 +251,11 @@ def _validation_loss(arm: Path) -> float:
     return min(float(row["ensemble_loss"]) for row in rows)
 
 
-def arms_in(folder: Path) -> list[Path]:
-    """Return the folders of a sweep's finished arms; the folder itself where it is no sweep."""
+def arms_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the folders of a sweep's arms that are finished, and of those that are not; the folder itself where it is no sweep."""
     if not (folder / SWEEP).is_file():
-        return [folder]
+        return [folder], []
     names = json.loads((folder / SWEEP).read_text(encoding="utf-8"))
-    names = names or sorted(path.name for path in folder.iterdir())
-    return [folder / name for name in names if is_finished(folder / name)]
+    names = names or sorted(path.name for path in folder.iterdir() if path.is_dir())
+    arms = [folder / name for name in names]
+    return [arm for arm in arms if is_finished(arm)], [arm for arm in arms if not is_finished(arm)]

@@ -153,6 +153,7 @@ def make_app(settings: Settings) -> FastAPI:
         description="Predictions that say how sure they are, and whether an input is unlike what the ensemble knows.",
         version=__version__,
         lifespan=lifespan,
+        openapi_url=None,  # it asks for the key, too
         docs_url=None,
         redoc_url=None,
     )
@@ -267,6 +268,11 @@ def _add_watching(app: FastAPI, keyed: APIRouter, service: Service) -> None:
     async def index() -> Response:
         """Return a page to try the model in a browser."""
         return Response(page, media_type="text/html", headers={"Content-Security-Policy": policy})
+
+    @keyed.get("/openapi.json", include_in_schema=False)
+    async def described() -> Response:
+        """Return what every address takes and gives."""
+        return _json(app.openapi())
 
     @keyed.get("/drift", responses=schema.answers(schema.DRIFT), tags=["watching"])
     async def drift() -> Response:

@@ -159,7 +159,7 @@ class Model:
         names = self.table.names
         known = {column.name for column in self.table.columns} | {self.facts.get("target")}
         named = [self._named(row, number, names, known) for number, row in enumerate(rows)]
-        table = {name: [row.get(name) for row in named] for name in names}
+        table = {name: [row[name] for row in named] for name in names}
         try:
             codes, problems = self.table.codes(table)
         except (ValueError, OverflowError):
@@ -178,6 +178,8 @@ class Model:
             )
         if unknown := row.keys() - known:
             raise BadInput(f"Row {number} has a column {min(unknown)[:60]!r}, which training had not.")
+        if missing := [name for name in names if name not in row]:
+            raise BadInput(f"Row {number} lacks the column {missing[0]!r}; null says that its value is missing.")
         for name, value in row.items():
             if not isinstance(value, str | int | float | None):
                 raise BadInput(f"Column {name!r} of row {number} must be a number, a text or null.")

@@ -61,7 +61,7 @@ DRIFT = {
     "alarm?": (True, "Whether it was ever reached."),
     "points?": ([[0.0]], "Pairs of rows seen and the logarithm then."),
 }
-_VALUE: Schema = {"type": ["number", "string", "boolean", "null"]}
+_VALUE: Schema = {"type": ["number", "string", "boolean", "null"], "description": "null where the value is missing"}
 
 
 def score(model: Model) -> Schema:
@@ -81,7 +81,7 @@ def score(model: Model) -> Schema:
 def _row(model: Model) -> Schema:
     if model.table is not None:
         names = model.table.names
-        columns = {"type": "object", "properties": {name: _VALUE for name in names}, "additionalProperties": False}
+        columns = {**_object({name: _VALUE for name in names}), "additionalProperties": False}
         return {"anyOf": [columns, _list(_VALUE, minItems=len(names), maxItems=len(names))]}
     arrays = {name: _array(field, field.shape) for name, field in model.inputs.items()}
     return _object(arrays) if len(arrays) > 1 else next(iter(arrays.values()))
