@@ -72,7 +72,18 @@ _NAMES = {
     "training": ("DivergedError", "Run", "diverse_hyperparameters", "fit", "schedules"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
-_MODULES = ("architectures", "conformal", "data", "estimators", "masks", "metrics", "objectives", "plots", "scores", "testing")
+_MODULES = (
+    "architectures",
+    "conformal",
+    "data",
+    "estimators",
+    "masks",
+    "metrics",
+    "objectives",
+    "plots",
+    "scores",
+    "testing",
+)
 
 __all__ = sorted([*_HOMES, "conformal", "masks", "metrics", "objectives", "scores"])
 

@@ -60,20 +60,12 @@ class Corruptor:
 
     def copies(self, raw: Batch, labels: Tensor | None, start: int) -> Iterable[tuple[Cell, Tensor]]:
         """Yield each cell with its copy of a batch whose first row has this number in the set; of floats from 0 to 1, in 256 steps."""
-        images = raw if isinstance(raw, Tensor) and raw.ndim == 4 else torch.empty(0)
-        if images.ndim == 4 and images.is_floating_point() and bool(((images >= 0) & (images <= 1)).all()):
-            for cell, copy in self.copies((255 * images).round().to(torch.uint8), labels, start):
-                yield cell, copy.to(raw.dtype) / 255
-            return
-        if images.dtype != torch.uint8:
-            raise ValueError(
-                "Known inputs must be images (batch, channels, height, width) for `corruptions`, uint8 or from 0 to 1; got "
-                f"{raw.dtype} of shape {tuple(raw.shape)}. Give raw images and a `transform` that makes them what members take."
-            )
+        pixels = _pixels(raw)
         if self.folder is not None and labels is not None:
             self._check_labels(self.folder, labels, start)
         for cell in self.cells:
-            yield cell, self._copy(images, cell, start)
+            copy = self._copy(pixels, cell, start)
+            yield cell, copy if raw.dtype == torch.uint8 else copy.to(raw.dtype) / 255
 
     def _copy(self, raw: Tensor, cell: Cell, start: int) -> Tensor:
         from dissensus.data.corruptions import corrupt, load_corrupted
@@ -100,3 +92,16 @@ class Corruptor:
         if not bool(same.all()):
             row = start + int((~same).nonzero()[0])
             raise ValueError(f"Labels of the known images must be those of {path.name}; row {row} differs. {_IN_ORDER}")
+
+
+def _pixels(raw: Batch) -> Tensor:
+    """Return images as uint8, or say that they are none."""
+    if isinstance(raw, Tensor) and raw.ndim == 4:
+        if raw.dtype == torch.uint8:
+            return raw
+        if raw.is_floating_point() and bool(((raw >= 0) & (raw <= 1)).all()):
+            return (255 * raw).round().to(torch.uint8)
+    raise ValueError(
+        f"Known inputs must be images (batch, channels, height, width) for `corruptions`, uint8 or from 0 to 1; got {raw.dtype} of "
+        f"shape {tuple(raw.shape)}. Give raw images and a `transform` that makes them what members take."
+    )
