@@ -111,19 +111,24 @@ def _read_table(source: Path) -> list[tuple[Any, Any]]:
     import pandas as pd
 
     frame = pd.read_parquet(source) if source.suffix == ".parquet" else pd.read_csv(source)
-    matches = [*filter(None, map(_COLUMN.fullmatch, map(str, frame.columns)))]
-    columns = {(int(match[1]), int(match[2] or -1)): match[0] for match in matches}
-    members, outputs = ({place[axis] for place in columns} for axis in (0, 1))
-    # One output a member has no number, and is -1.
-    whole = [*product(range(len(members)), [-1] if outputs == {-1} else range(len(outputs)))]
-    if not columns or sorted(columns) != whole or len(matches) != len(whole):
-        raise ValueError(
-            f"{source.name} must have columns output_0_0, output_0_1, ... (member, then class), or output_0, output_1, ... "
-            f"(member), without gaps; it has {', '.join(map(str, frame.columns[:8]))}."
-        )
-    values = np.stack([frame[columns[place]].to_numpy() for place in sorted(columns)])
-    shaped = values.reshape(len(members), -1, len(frame)).transpose(0, 2, 1)
-    return [(shaped, frame[_first(list(frame.columns), TARGET_NAMES, source)].to_numpy())]
+    columns = _output_columns([*map(str, frame.columns)], source)
+    members = 1 + columns[-1][0]
+    shaped = np.stack([frame[name].to_numpy() for *_, name in columns]).reshape(members, -1, len(frame))
+    return [(shaped.transpose(0, 2, 1), frame[_first(list(frame.columns), TARGET_NAMES, source)].to_numpy())]
+
+
+def _output_columns(names: list[str], source: Path) -> list[tuple[int, int, str]]:
+    """Return member, output and name of each column of outputs, in order; one output a member has no number, and is -1."""
+    found = filter(None, map(_COLUMN.fullmatch, names))
+    columns = sorted((int(match[1]), int(match[2] or -1), match[0]) for match in found)
+    members, outputs = ({column[axis] for column in columns} for axis in (0, 1))
+    whole = product(range(len(members)), [-1] if outputs == {-1} else range(len(outputs)))
+    if columns and [column[:2] for column in columns] == [*whole]:
+        return columns
+    raise ValueError(
+        f"{source.name} must have columns output_0_0, output_0_1, ... (member, then class), or output_0, output_1, ... "
+        f"(member), without gaps; it has {', '.join(names[:8])}."
+    )
 
 
 def _first(found: list[str], names: tuple[str, ...], source: Path) -> str:
