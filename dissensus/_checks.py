@@ -29,7 +29,7 @@ def check_member_logits(logits: Tensor, weights: Tensor | None = None) -> None:
 
 def check_logits_shape(logits: Tensor) -> None:
     """Refuse what is not `(members, batch, classes)`, without a look at the values."""
-    _check_tensor("logits", logits)
+    check_tensor("logits", logits)
     if logits.ndim != 3:
         raise ValueError(
             f"`logits` must be shaped (members, batch, classes); got {tuple(logits.shape)}. One model: `logits[None]`."
@@ -89,13 +89,12 @@ def check_labels(labels: Tensor, num: int, classes: int | None = None) -> None:
 
 
 def check_mean_and_scale(mean: Tensor, scale: Tensor, weights: Tensor | None = None) -> None:
-    """Refuse what is not a finite mean and a non-negative scale per member and input, and bad weights."""
-    _check_tensor("mean", mean)
-    _check_tensor("scale", scale)
-    if mean.ndim not in (2, 3):
+    """Refuse what is not a finite mean and a non-negative scale per member, input and output, and bad weights."""
+    check_tensor("mean", mean)
+    check_tensor("scale", scale)
+    if mean.ndim < 2:
         raise ValueError(
-            "`mean` must be shaped (members, batch) or (members, batch, outputs); "
-            f"got {tuple(mean.shape)}. One model: `mean[None]`."
+            f"`mean` must be shaped (members, batch, ...); got {tuple(mean.shape)}. One model: `mean[None]`."
         )
     if scale.shape != mean.shape:
         raise ValueError(f"`scale` must be shaped as `mean`, {tuple(mean.shape)}; got {tuple(scale.shape)}. Expand it.")
@@ -103,9 +102,20 @@ def check_mean_and_scale(mean: Tensor, scale: Tensor, weights: Tensor | None = N
         raise ValueError(f"`scale` must not be negative; got {lowest:g} at the least. Pass softplus of the raw output.")
 
 
+def check_tensor(name: str, values: Tensor) -> None:
+    """Refuse what is not a dense floating-point tensor that holds something, without a look at the values."""
+    if not isinstance(values, Tensor):
+        raise ValueError(f"`{name}` must be a torch tensor; got {type(values).__name__}. Convert it first.")
+    if not values.is_floating_point():
+        raise ValueError(f"`{name}` must be floating point; got {values.dtype}. Use `{name}.float()`.")
+    check_dense(name, values)
+    if values.numel() == 0:
+        raise ValueError(f"`{name}` must not be empty; got shape {tuple(values.shape)}. Pass one input or more.")
+
+
 def check_features(features: Tensor) -> None:
     """Refuse what is not a finite `(batch, features)` table."""
-    _check_tensor("features", features)
+    check_tensor("features", features)
     if features.ndim != 2:
         raise ValueError(f"`features` must be shaped (batch, features); got {tuple(features.shape)}. Use `flatten(1)`.")
     _checked_facts(None, features=features)
@@ -165,16 +175,6 @@ def brought(values: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return values.to(device, dtype, non_blocking=device.type == "cuda")
 
 
-def _check_tensor(name: str, values: Tensor) -> None:
-    if not isinstance(values, Tensor):
-        raise ValueError(f"`{name}` must be a torch tensor; got {type(values).__name__}. Convert it first.")
-    if not values.is_floating_point():
-        raise ValueError(f"`{name}` must be floating point; got {values.dtype}. Use `{name}.float()`.")
-    check_dense(name, values)
-    if values.numel() == 0:
-        raise ValueError(f"`{name}` must not be empty; got shape {tuple(values.shape)}. Pass one input or more.")
-
-
 def _checked_facts(weights: Tensor | None, *more: Tensor, **tensors: Tensor) -> list[float]:
     """Refuse bad weights and what is not finite; return the smallest and largest value of each tensor, then `more`."""
     extremes = [extreme for tensor in tensors.values() for extreme in tensor.detach().aminmax()]
@@ -190,7 +190,7 @@ def _weight_facts(weights: Tensor | None, num_members: int) -> list[Tensor]:
     """Check the shape of weights; return what `_check_weight_facts` wants to know of their values."""
     if weights is None:
         return []
-    _check_tensor("weights", weights)
+    check_tensor("weights", weights)
     if weights.shape != (num_members,):
         raise ValueError(f"`weights` must be shaped ({num_members},), one per member; got {tuple(weights.shape)}.")
     return [weights.amin(), weights.sum(dtype=compute_dtype(weights))]

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -184,8 +185,10 @@ def _restricted(logits: Tensor, classes: Sequence[int] | None) -> Tensor:
     return logits if classes is None else logits[..., _class_indices(classes, logits.shape[-1]).to(logits.device)]
 
 
-def _class_indices(classes: Sequence[int], width: int) -> Tensor:
-    chosen = torch.as_tensor(classes)
-    if chosen.ndim != 1 or len(chosen) == 0 or int(chosen.min()) < 0 or int(chosen.max()) >= width:
-        raise ValueError(f"`classes` must be a list of class indices from 0 to {width - 1}; got {list(classes)[:8]}.")
-    return chosen
+def _class_indices(classes: Any, width: int) -> Tensor:
+    listed = classes.tolist() if hasattr(classes, "tolist") else classes
+    whole = isinstance(listed, Sequence) and all(isinstance(one, int | np.integer) for one in listed)
+    # True and False are numbers to Python: a mask would be taken for the classes 0 and 1.
+    if not whole or not listed or any(isinstance(one, bool) or not 0 <= one < width for one in listed):
+        raise ValueError(f"`classes` must be a list of class indices from 0 to {width - 1}; got {classes!r}.")
+    return torch.tensor([int(one) for one in listed])

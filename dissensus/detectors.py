@@ -178,7 +178,9 @@ class RowDistance(nn.Module):
 
     def forward(self, features: Features) -> Scores:
         """Return the distance of each row, `(batch,)`. Reading: in standard deviations of the columns; higher is stranger."""
-        return self.gaps(features).sum(1).sqrt().to(features.dtype)
+        if not torch.compiler.is_compiling():  # an exported program looks at no values
+            _check_width(features, self.bank.shape[1])
+        return self.gaps(features).sum(1).sqrt().to(compute_dtype(features))
 
     def gaps(self, features: Features) -> Float[Tensor, "batch features"]:
         """Return the mean squared difference to the nearest rows in each feature, float64 `(batch, features)`."""
@@ -227,8 +229,13 @@ def _unit_length(features: Features) -> Features:
 
 def _by_rows(score: Callable[[Features], Scores], features: Features, width: int) -> Scores:
     """Score some rows at a time."""
-    check_features(features)
-    if features.shape[1] != width:
-        raise ValueError(f"`features` must have {width} columns, as in `fit`; got {features.shape[1]}.")
+    _check_width(features, width)
     scores = [score(rows) for rows in torch.split(features.detach(), _ROWS)]
     return torch.cat(scores).to(features.device, compute_dtype(features))
+
+
+def _check_width(features: Features, width: int) -> None:
+    """Refuse rows that are not finite, and those with other columns than the training rows."""
+    check_features(features)
+    if features.shape[1] != width:
+        raise ValueError(f"`features` must have {width} columns, as in training; got {features.shape[1]}.")

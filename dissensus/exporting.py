@@ -167,7 +167,7 @@ class _Graph(nn.Module):
         outputs = explained(self.loop, self.loop)(few)
         self.likelihood = _likelihood(outputs, loss, alarm)
         self.classes = self.likelihood.kind == "classes"
-        own = scorer_of(members, None, "auto", "cross_entropy" if self.classes else "mse")
+        own = scorer_of(members, None, None, "auto", "cross_entropy" if self.classes else "mse")
         self.scorer = own if alarm is None else alarm.scorer
         held_out = {} if alarm is None else alarm.calibration
         self.ranks = nn.ModuleList(_Ranks(torch.from_numpy(scores)) for scores in held_out.values())

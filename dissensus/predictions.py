@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dissensus._checks import as_weights, check_logits_shape, check_member_logits, check_weights, explained
+from dissensus._checks import as_weights, check_logits_shape, check_member_logits, compute_dtype, explained
 from dissensus._machine import inputs_under
 from dissensus._signatures import checked, whole_number
 from dissensus.data.files import Loaded, as_data
@@ -17,10 +17,9 @@ from dissensus.engines.graphs import Captured
 from dissensus.members import Members
 from dissensus.members.members import as_members, evaluation_mode
 from dissensus.randomness import seeded
-from dissensus.scores import SCORES, Beliefs, all_scores, as_rows, as_two_classes
+from dissensus.scores import SCORES, Beliefs, Family, all_scores, as_rows, as_two_classes, moments
 from dissensus.types import MemberWeights
 
-Family = Literal["gaussian", "laplace"]
 # Inputs whose logits are looked at: what is wrong with outputs is rarely wrong with some only.
 _LOOKED_AT = 8
 
@@ -126,7 +125,10 @@ def predict_scores(
         if axis is not None:
             outputs, shape = as_rows(outputs, axis)
         check_logits_shape(outputs)
-        scores = torch.stack(list(all_scores(Beliefs.unchecked(outputs, shares), chosen).values())).unflatten(1, shape)
+        scores = torch.stack(list(all_scores(Beliefs.unchecked(outputs, shares), chosen).values()))
+        # A sum is not finite where any output is not; a score may be, for votes are counted all the same.
+        finite = outputs.sum((0, 2), dtype=compute_dtype(outputs)).isfinite()
+        scores = scores.masked_fill(~finite, torch.nan).unflatten(1, shape)
         return scores.flatten(2).mean(-1) if labels else scores, outputs[:, :_LOOKED_AT]
 
     run = Captured(work, members, f"scores {chosen} {loss}", num_batches(given, batch_size))
@@ -201,22 +203,13 @@ def mixture(
         weights: Weights of the members, `(members,)`, summing to one; uniform by default.
 
     Returns:
-        Mean and standard deviation, `(batch, ...)`. The variance is the members' mean variance (data uncertainty) plus the
-        variance of their means (knowledge uncertainty).
+        Mean and standard deviation, `(batch, ...)`; half precision becomes float32. The variance is the members' mean variance
+        (data uncertainty) plus the variance of their means (knowledge uncertainty).
 
     Example:
         >>> mean, std = mixture(torch.tensor([[0.0], [2.0]]), torch.ones(2, 1))
         >>> mean.item(), round(std.item() ** 2, 4)
         (1.0, 2.0)
     """
-    if mean.shape != scale.shape:
-        raise ValueError(f"`mean` and `scale` must have one shape; got {tuple(mean.shape)} and {tuple(scale.shape)}.")
-    if weights is None:
-        weights = torch.full((len(mean),), 1 / len(mean), dtype=mean.dtype)
-    check_weights(weights, len(mean))
-    share = weights.to(mean).reshape(-1, *(1 for _ in mean.shape[1:]))
-    spread = scale.square() * (2.0 if family == "laplace" else 1.0)
-    centre = (share * mean).sum(0)
-    # Around the centre: the difference of two second moments cancels when means are large.
-    variance = (share * (spread + (mean - centre).square())).sum(0)
-    return centre, variance.sqrt()
+    centre, data, knowledge = moments(mean, scale, family, weights)
+    return centre, (data + knowledge).sqrt()

@@ -89,8 +89,9 @@ def linear_probe(
 
     $$\min_{W,b}\ \frac1N\sum_n -\log \mathrm{softmax}(W f(x_n) + b)_{y_n} + \frac{1}{2CN}\lVert W\rVert^2$$
 
-    This is scikit-learn's `LogisticRegression(C=C)`, after its `StandardScaler` if features are standardised. C is
-    chosen by the accuracy on validation data (the likelihood breaks ties).
+    This is scikit-learn's `LogisticRegression(C=C)`, after its `StandardScaler` if features are standardised; for two classes,
+    which have one vector of weights there, the penalty is twice this. C is chosen by the accuracy on validation data (the
+    likelihood breaks ties).
 
     Args:
         backbone: A network from inputs to features; None where the data is features already. A classifier is probed on its class
@@ -227,6 +228,12 @@ def _path(
         yield strength, head
 
 
+def _decay(strength: float, classes: int, x: Tensor) -> float:
+    """Return the weight decay of an inverse strength."""
+    # scikit-learn has one vector for two classes, the difference of these: being opposite, its square is twice the sum of theirs.
+    return (2 if classes == 2 else 1) / (strength * len(x))
+
+
 def _by_lbfgs(
     classes: int, max_steps: int, x: Tensor, y: Tensor, strengths: Sequence[float], tolerance: Tolerance
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -240,7 +247,7 @@ def _by_lbfgs(
         def loss(strength: float = strength, optimizer: torch.optim.LBFGS = optimizer) -> Tensor:
             optimizer.zero_grad()
             value = F.cross_entropy(F.linear(x, weight, bias), y)
-            value = value + weight.square().sum() / (2 * strength * len(x))
+            value = value + _decay(strength, classes, x) / 2 * weight.square().sum()
             value.backward()
             return value
 
@@ -257,7 +264,7 @@ def _by_sgd(
         heads,
         (x, y),
         optimizer="sgd",
-        weight_decay=[1 / (strength * len(x)) for strength in strengths],
+        weight_decay=[_decay(strength, classes, x) for strength in strengths],
         optimizer_options={"momentum": 0.9},
         schedule="cosine",
         device=x.device,

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from dissensus._beliefs import VECTOR, by_blocks, deviations
 from dissensus._beliefs import Beliefs as Beliefs
-from dissensus._checks import brought, check_mean_and_scale, compute_dtype
-from dissensus._signatures import checked
+from dissensus._checks import brought, check_mean_and_scale, check_tensor, compute_dtype
+from dissensus._signatures import checked, whole_number
 from dissensus.objectives.losses import shares_of, weighted_mean
 from dissensus.types import Float, MemberLogits, MemberOutputs, MemberWeights, Scores
 
@@ -55,6 +55,8 @@ def as_rows(logits: Tensor | Beliefs, class_axis: int) -> tuple[Tensor, torch.Si
     """Return dense outputs with every position as a row, `(members, rows, classes)`, and the shape that rows had."""
     if isinstance(logits, Beliefs):
         raise ValueError("`Beliefs` hold (members, batch, classes); leave `class_axis` out.")
+    check_tensor("logits", logits)
+    class_axis = whole_number("class_axis", class_axis)
     if not -logits.ndim <= class_axis < logits.ndim or class_axis % logits.ndim < 2:
         raise ValueError(f"`class_axis` must be an axis after members and batch; got {class_axis} of {logits.ndim}.")
     last = logits.movedim(class_axis, -1)
@@ -99,7 +101,7 @@ def over_positions(
     """
     if (how == "share") != (limit is not None):
         raise ValueError("`limit` is the value above which how='share' counts; give it there and nowhere else.")
-    flat = values.flatten(1)
+    flat = values.flatten(1).to(compute_dtype(values))
     kept = torch.ones_like(flat, dtype=torch.bool) if counts is None else counts.flatten(1)
     if how == "max":
         return torch.where(kept, flat, -torch.inf).amax(1).where(kept.any(1), 0.0)
@@ -420,21 +422,21 @@ def total_variance(
     $$\frac{1}{M}\sum_m (v_m + \mu_m^2) - \bar\mu^2$$
 
     Args:
-        mean: Member means, `(members, batch)` or `(members, batch, outputs)`.
+        mean: Member means, `(members, batch, ...)`.
         scale: Member scales (sigma or b, never a variance), of the same shape.
         family: `"gaussian"` or `"laplace"`.
         weights: Member weights with sum 1; equal if `None`.
 
     Returns:
-        `(batch,)` or `(batch, outputs)`, in squared target units. Reading: its root is the error to expect.
+        `(batch, ...)`, in squared target units. Reading: its root is the error to expect.
 
     Example:
         >>> mean, scale = torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]])
         >>> total_variance(mean, scale)
         tensor([5.])
     """
-    data, knowledge = _variance_parts(mean, scale, family, weights)
-    return data + knowledge
+    _, data, knowledge = moments(mean, scale, family, weights)
+    return (data + knowledge).detach()
 
 
 @checked
@@ -446,13 +448,13 @@ def data_variance(
     $$\frac{1}{M}\sum_m v_m$$
 
     Returns:
-        `(batch,)` or `(batch, outputs)`. Reading: the noise that members see in the target.
+        `(batch, ...)`. Reading: the noise that members see in the target.
 
     Example:
         >>> data_variance(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]]), family="laplace")
         tensor([8.])
     """
-    return _variance_parts(mean, scale, family, weights)[0]
+    return moments(mean, scale, family, weights)[1].detach()
 
 
 @checked
@@ -464,25 +466,26 @@ def knowledge_variance(
     $$\frac{1}{M}\sum_m (\mu_m - \bar\mu)^2$$
 
     Returns:
-        `(batch,)` or `(batch, outputs)`. Reading: 0 where members agree; grows away from the data.
+        `(batch, ...)`. Reading: 0 where members agree; grows away from the data.
 
     Example:
         >>> knowledge_variance(torch.tensor([[1.0], [3.0]]), torch.tensor([[2.0], [2.0]]))
         tensor([1.])
     """
-    return _variance_parts(mean, scale, family, weights)[1]
+    return moments(mean, scale, family, weights)[2].detach()
 
 
-def _variance_parts(
+def moments(
     mean: MemberOutputs, scale: MemberOutputs, family: Family, weights: Weights
-) -> tuple[Variances, Variances]:
+) -> tuple[Variances, Variances, Variances]:
+    """Return the mean of the members' mixture, and the two parts of its variance: from data, and from knowledge."""
     check_mean_and_scale(mean, scale, weights)
-    mean, scale = mean.detach().to(compute_dtype(mean)), scale.detach().to(compute_dtype(scale))
+    mean, scale = mean.to(compute_dtype(mean)), scale.to(compute_dtype(scale))
     weights = None if weights is None else brought(weights.detach(), mean.device, mean.dtype)
     data = _VARIANCE_OF_UNIT_SCALE[family] * weighted_mean(scale.square(), weights)
     # Centred first: the mean square less the squared mean has no digits left where large means agree.
     knowledge = weighted_mean(deviations(mean, weights).square(), weights)
-    return data, knowledge
+    return weighted_mean(mean, weights), data, knowledge
 
 
 SCORES: Mapping[str, Score] = MappingProxyType(_scores)

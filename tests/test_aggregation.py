@@ -3,6 +3,7 @@
 import copy
 from math import log
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -31,8 +32,27 @@ class TestAggregations:
 
     def test_one_can_choose_among_some_classes(self, combine):
         assert combine(LOGITS, classes=[2, 0]).shape == (7, 2)
-        with pytest.raises(ValueError, match="0 to 3"):
-            combine(LOGITS, classes=[4])
+        for same in (torch.tensor([2, 0]), np.array([2, 0]), (2, 0), range(2, -1, -2)):
+            assert torch.equal(combine(LOGITS, classes=same), combine(LOGITS, classes=[2, 0]))
+
+    @pytest.mark.parametrize(
+        "classes",
+        [
+            [4],
+            [-1],
+            [],
+            torch.tensor([True, False, True, False]),
+            [True, False],
+            [0.0, 1.0],
+            {0, 1},
+            "01",
+            1,
+            np.eye(2),
+        ],
+    )
+    def test_what_are_no_indices_of_classes_is_refused(self, combine, classes):
+        with pytest.raises(ValueError, match="list of class indices from 0 to 3"):
+            combine(LOGITS, classes=classes)
 
     def test_probabilities_are_told_from_logits_with_members(self, combine):
         with pytest.raises(ValueError, match="members"):

@@ -187,7 +187,7 @@ def test_an_empty_set_of_labels_is_refused():
 @pytest.mark.parametrize(
     ("mean", "scale", "message"),
     [
-        (torch.zeros(3), torch.ones(3), r"\(members, batch\) or .*; got \(3,\)"),
+        (torch.zeros(3), torch.ones(3), r"\(members, batch, \.\.\.\); got \(3,\)"),
         (torch.zeros(2, 3), torch.ones(2, 1), r"as `mean`, \(2, 3\); got \(2, 1\)"),
         (torch.zeros(2, 0), torch.ones(2, 0), "must not be empty"),
         (torch.zeros(2, 3), torch.full((2, 3), -0.5), "must not be negative; got -0.5"),

@@ -145,6 +145,34 @@ def test_several_labels_an_input_are_told_by_targets_or_by_the_loss(told):
     torch.testing.assert_close(alarm.p_values(new), expected.double())
 
 
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [
+        (2, torch.arange(20, 140)),  # ages beside a mean and a rho
+        (3, torch.arange(120) % 9),
+        (3, torch.arange(120) % 3 - 1),
+        (1, torch.arange(120)),
+        (3, torch.zeros(120, 1, dtype=torch.long)),
+        (2, torch.full((120, 2), 2)),
+    ],
+)
+@pytest.mark.parametrize("form", ["pair", "dataset", "loader"])
+def test_whole_numbers_that_cannot_number_the_outputs_are_no_classes(outputs, targets, form):
+    ens, held_out = regressor(outputs), (inputs(), targets)
+    if form != "pair":
+        held_out = TensorDataset(*held_out)
+    if form == "loader":
+        held_out = DataLoader(held_out, batch_size=64)
+    with pytest.raises(ValueError, match=f"How {outputs} outputs a member are to be read"):
+        ds.Alarm.calibrate(ens, held_out)
+    assert ds.Alarm.calibrate(ens, held_out, loss="mse").scorer.loss == "mse"
+
+
+def test_members_without_an_axis_of_outputs_give_one():
+    ens = ds.DeepEnsemble(lambda: nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), num_members=3)
+    assert ds.Alarm.calibrate(ens, (inputs(), torch.randn(120))).scorer.loss == "mse"
+
+
 @pytest.mark.parametrize("name", REGRESSION_SCORES)
 def test_any_variance_may_be_the_score(name):
     ens, x = regressor(2), inputs()
@@ -188,6 +216,13 @@ def test_examples_choose_the_score_on_inputs_that_are_not_ranked_among():
     assert sum(map(len, regression.calibration.values())) == 150
 
 
+def test_examples_that_no_score_tells_choose_none():
+    """Of one linear member far inputs are the surest ones: what is left are scores that are constant."""
+    lone, x = ds.DeepEnsemble(lambda: nn.Linear(10, 3), num_members=1), torch.randn(400, 10)
+    with pytest.raises(ValueError, match=r"best AUROC is 0\.50.*Name a score, such as score=RowDistance"):
+        ds.Alarm.calibrate(lone, x, examples=5 * x[:100])
+
+
 def test_too_few_inputs_to_ever_ring_are_warned_of():
     with pytest.warns(UserWarning, match="98, are too few: this alarm can never ring.*hold out 99 or more"):
         alarm = conformal.Alarm.of_scores(RNG.normal(size=98), false_alarms=0.01)
@@ -200,7 +235,15 @@ def test_too_few_inputs_to_ever_ring_are_warned_of():
         alarm.at(0.001)
 
 
-@pytest.mark.parametrize("labels", [None, np.arange(120) % 3, np.array(["x", "y"])[np.arange(120) % 2]])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        None,
+        np.arange(120) % 3,
+        np.array(["x", "y"])[np.arange(120) % 2],
+        np.array(["x", "y"], dtype=object)[np.arange(120) % 2],  # what a column of pandas is
+    ],
+)
 def test_an_alarm_is_saved_and_loaded(tmp_path, labels):
     ens, x = classifier(), inputs()
     alarm = ds.Alarm.calibrate(ens, x, false_alarms=0.1, labels=labels)
@@ -228,6 +271,15 @@ def test_a_function_is_not_saved_and_asked_for(tmp_path):
 
 def spread(outputs):
     return outputs.std(0).sum(-1)
+
+
+class TwiceAsMany:
+    """A wrong score of inputs."""
+
+    of_inputs = True
+
+    def __call__(self, x):
+        return x.flatten()
 
 
 def test_scores_are_ranked_without_torch(tmp_path):
@@ -264,6 +316,18 @@ def test_scores_are_ranked_without_torch(tmp_path):
         (lambda: ds.Alarm.calibrate(classifier(), inputs(), score="bma", examples=inputs()), "Leave one out"),
         (lambda: ds.Alarm.calibrate(classifier(), inputs(6), examples=inputs()), "8 held-out inputs or more"),
         (lambda: conformal.p_values([1.0, np.nan], [1.0]), "NaN; row 1"),
+        (lambda: conformal.Martingale().update(None), "NaN; row 0"),
+        (lambda: conformal.Martingale().update(float("nan")), "NaN; row 0"),
+        (lambda: conformal.Alarm.of_scores([1.0, 2.0], labels=np.array([b"a", b"b"])), "2 whole numbers or words.*S1"),
+        (lambda: conformal.Alarm.of_scores([1.0, 2.0], labels=["a", None]), "2 whole numbers or words.*object"),
+        (
+            lambda: ds.Alarm.calibrate(classifier(), inputs(), score=lambda outputs: outputs.var(0).flatten()),
+            r"the score's answer` must be shaped \(120,\); got \(360,\)",
+        ),
+        (
+            lambda: ds.Alarm.calibrate(classifier(), inputs(), score=TwiceAsMany()),
+            r"must be shaped \(120,\); got \(240,\)",
+        ),
         (lambda: conformal.p_values([], [1.0]), "must not be empty"),
         (lambda: conformal.p_values([[1.0]], [1.0]), r"shaped \(batch,\)"),
         (lambda: conformal.p_values(["a"], [1.0]), "must hold numbers"),
@@ -359,7 +423,7 @@ def test_states_are_json():
     monitor = conformal.DriftMonitor.of_scores(RNG.normal(size=300))
     monitor.update_scores(RNG.normal(size=10))
     state = json.loads(json.dumps(monitor.state()))
-    assert set(state) >= {"counts", "log_value", "seed"}
+    assert set(state) >= {"counts", "martingale", "seed"}
     assert sum(state["counts"]) == 210
 
 
@@ -383,3 +447,41 @@ def test_a_tuple_is_several_inputs_as_in_predict():
     strange = (5 * x, mask)
     chosen = [ds.Alarm.calibrate(ens, named, examples=own) for own in (strange, {"x": 5 * x, "mask": mask})]
     assert chosen[0].aurocs == chosen[1].aurocs
+
+
+@pytest.mark.parametrize("targets", [None, torch.arange(200) % 3])
+@pytest.mark.parametrize(
+    "told",
+    [{}, {"score": "bma"}, {"loss": "cross_entropy"}, {"score": spread}, {"score": "bma", "loss": "cross_entropy"}],
+)
+def test_inputs_of_several_parts_keep_them_with_and_without_targets(targets, told):
+    draws = torch.Generator().manual_seed(0)
+    x, mask = torch.randn(200, 6, generator=draws), (torch.rand(200, 6, generator=draws) > 0.5).float()
+    ens, named = ds.DeepEnsemble(Masked, 3), {"x": x, "mask": mask}
+    wanted = ds.Alarm.calibrate(ens, named, **told)
+    found = ds.Alarm.calibrate(ens, ((x, mask), targets), **told)
+    assert found.scorer == wanted.scorer
+    np.testing.assert_array_equal(found.calibration[None], wanted.calibration[None])
+    monitor = conformal.DriftMonitor.calibrate(ens, ((x, mask), targets), **told)
+    np.testing.assert_array_equal(monitor.edges, conformal.DriftMonitor.calibrate(ens, named, **told).edges)
+
+
+def test_a_score_of_inputs_sees_all_their_parts():
+    class Sum:
+        of_inputs = True
+
+        def __call__(self, parts):
+            return parts[0].sum(1) + 100 * parts[1].sum(1)
+
+    x, mask = torch.rand(200, 6), torch.ones(200, 6)
+    alarm = ds.Alarm.calibrate(ds.DeepEnsemble(Masked, 3), ((x, mask), None), score=Sum())
+    np.testing.assert_allclose(alarm.calibration[None], np.sort((x.sum(1) + 600).double()), rtol=1e-6)
+    assert alarm.p_values((x, 2 * mask)).unique().tolist() == [1 / 201]
+
+
+@pytest.mark.parametrize("score", ["variation_ratio", "num_unique"])
+def test_inputs_whose_outputs_are_not_finite_are_refused_whatever_the_score(score):
+    alarm, x = ds.Alarm.calibrate(classifier(), inputs(), score=score, false_alarms=0.1), inputs(300)
+    x[200] = torch.nan
+    with pytest.raises(ValueError, match="those for input 200 are not"):
+        alarm.p_values(x)

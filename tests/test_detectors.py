@@ -206,3 +206,16 @@ def test_an_alarm_by_row_distance_rings_far_outside_where_members_are_sure():
     assert not alarm(torch.zeros(1, 2)).any()
     assert alarm(np.full((3, 2), 40.0)).all()
     assert alarm(torch.utils.data.TensorDataset(torch.full((3, 2), 40.0))).all()
+
+
+def test_row_distance_of_half_precision_and_of_what_is_no_row():
+    distance = RowDistance(torch.zeros(9, 2))
+    far = distance(torch.full((1, 2), 6e4, dtype=torch.float16))  # the distance is beyond half precision
+    assert (far.dtype, far.item()) == (torch.float32, pytest.approx(6e4 * 2**0.5))
+    for rows, words in [
+        (torch.ones(3, 2, dtype=torch.long), "floating point; got torch.int64"),
+        (torch.ones(3, 5), "2 columns.*got 5"),
+        (torch.full((1, 2), torch.nan), "row 0 holds nan"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            distance(rows)

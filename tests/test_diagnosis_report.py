@@ -167,9 +167,17 @@ def test_files_without_what_is_needed_are_refused(arrays, words, tmp_path):
 
 
 def test_tables_with_gaps_and_files_of_no_kind_are_refused(tmp_path):
-    (tmp_path / "p.csv").write_text("output_0_0,output_1_1,y\n1,2,3\n")
-    with pytest.raises(ValueError, match="without gaps"):
-        read_predictions(tmp_path / "p.csv")
+    for columns in (
+        "output_0_0,output_1_1",
+        "output_0,output_2",
+        "output_1,output_2",
+        "output_0_0,output_0_2",
+        "output_0,output_1,member_0",
+        "output_0,output_0_0",
+    ):
+        (tmp_path / "p.csv").write_text(f"{columns},y\n{'1,' * len(columns.split(','))}3\n")
+        with pytest.raises(ValueError, match="without gaps"):
+            read_predictions(tmp_path / "p.csv")
     (tmp_path / "p.txt").write_text("")
     with pytest.raises(ValueError, match="give its folder"):
         read_predictions(tmp_path / "p.txt")

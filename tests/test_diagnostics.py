@@ -2,7 +2,7 @@
 
 import json
 from itertools import combinations
-from math import inf, isinf
+from math import inf, isinf, log, nan
 
 import pytest
 import torch
@@ -89,6 +89,18 @@ def test_drop_curves_of_other_metrics_agree_with_the_metrics():
     assert by_brier["ece"] == curves["ece"]
     real = ds.diagnose(noise(3, 4, 80), noise(4, 80), "mse")
     assert real.drop_curve("mae").full == pytest.approx(float((noise(3, 4, 80).mean(0) - noise(4, 80)).abs().mean()))
+
+
+@pytest.mark.parametrize("logit", [20.0, 2000.0])
+def test_errors_of_what_is_left_have_no_ceiling(logit):
+    """Two of three members are wrong and sure; without the third the pool's probability of the truth underflows."""
+    targets = labels(60)
+    truth, other = (logit * torch.eye(4, dtype=torch.float64)[own] for own in (targets, (targets + 1) % 4))
+    outputs = torch.stack([other, other, truth])
+    curve = ds.diagnose(outputs, targets, drop_fractions=(0.34,), repeats=200).drop_curve()
+    exact = by_enumeration(outputs, targets, "cross_entropy", "probs", 1)
+    assert exact == pytest.approx((logit + 2 * log(2)) / 3, rel=1e-6)
+    assert curve.values[0] == pytest.approx(exact, abs=4 * curve.deviations[0] / 200**0.5)
 
 
 def test_weighted_members_keep_their_weights_when_others_are_dropped():
@@ -284,6 +296,28 @@ def test_outputs_that_are_not_finite_are_named():
         ds.diagnose(outputs, noise(29, 10), "mse")
     with pytest.raises(ValueError, match="torch tensor"):
         ds.diagnose(outputs.numpy(), noise(29, 10), "mse")
+
+
+@pytest.mark.parametrize("bad", [nan, inf])
+def test_targets_that_are_not_finite_are_named(bad):
+    targets = noise(29, 10)
+    targets[7] = bad
+    with pytest.raises(ValueError, match="`targets` must be finite; that of example 7"):
+        ds.diagnose(noise(28, 2, 10), targets, "mse")
+
+
+def test_training_data_are_checked_as_held_out_ones_are():
+    outputs, targets = noise(28, 2, 10), noise(29, 10)
+    spoilt, missing = outputs.clone(), targets.clone()
+    spoilt[1, 3], missing[7] = nan, nan
+    for training, words in [
+        ((spoilt, targets), "`outputs` of `training` must be finite; example 3 of member 1"),
+        ((outputs, missing), "`targets` of `training` must be finite; that of example 7"),
+        ((outputs[:1], targets), "`outputs` of `training` must be those of the 2 members; got 1"),
+        ((outputs[:, :0], targets[:0]), "`outputs` of `training` must be shaped"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            ds.diagnose(outputs, targets, "mse", training=training)
 
 
 def test_an_ensemble_in_place_of_its_outputs_is_told_from_them():

@@ -70,6 +70,21 @@ def test_mixture_keeps_double_precision():
     assert ds.mixture(mean, torch.ones_like(mean))[0].item() == pytest.approx(7 / 3, abs=1e-15)
 
 
+def test_a_mixture_of_half_precision_is_computed_in_single():
+    mean, scale = torch.zeros(2, 1).half(), torch.full((2, 1), 300.0).half()
+    centre, std = ds.mixture(mean, scale)
+    assert (centre.item(), std.item(), std.dtype) == (0.0, 300.0, torch.float32)
+    assert torch.equal(std, ds.scores.total_variance(mean, scale).sqrt())
+
+
+def test_a_mixture_of_maps_passes_gradients_on():
+    mean = torch.randn(3, 2, 4, 5, requires_grad=True)
+    centre, std = ds.mixture(mean, torch.ones(3, 2, 4, 5))
+    torch.testing.assert_close(std.square(), 1 + mean.var(0, unbiased=False))
+    (gradient,) = torch.autograd.grad(centre.sum(), mean)
+    torch.testing.assert_close(gradient, torch.full_like(mean, 1 / 3))
+
+
 def test_mixture_variance_survives_large_means():
     mean, scale = torch.full((3, 1), 1e6), torch.full((3, 1), 0.1)
     assert ds.mixture(mean, scale)[1].item() == pytest.approx(0.1, rel=1e-4)
@@ -175,7 +190,12 @@ def test_class_divergence_is_the_kl_from_the_first_to_the_second():
         (lambda: obj.Independent(label_smoothing=1.0), "label_smoothing"),
         (lambda: obj.Independent("mse", label_smoothing=0.1), "class labels"),
         (lambda: obj.mean_and_scale(torch.zeros(4, 3)), "even"),
-        (lambda: ds.mixture(torch.zeros(2, 1), torch.zeros(2, 2)), "one shape"),
+        (lambda: ds.mixture(torch.zeros(2, 1), torch.zeros(2, 2)), "shaped as `mean`"),
+        (lambda: ds.mixture(torch.zeros(2, 1), torch.full((2, 1), -3.0)), "`scale` must not be negative; got -3"),
+        (lambda: ds.mixture(torch.zeros(2, 1), torch.full((2, 1), torch.nan)), "row 0 of member 0 holds nan"),
+        (lambda: ds.mixture(torch.zeros(2, 1).long(), torch.ones(2, 1).long()), "`mean` must be floating point"),
+        (lambda: ds.mixture(torch.zeros(0, 1), torch.ones(0, 1)), "`mean` must not be empty"),
+        (lambda: ds.mixture(torch.tensor(0.0), torch.tensor(1.0)), "`mean` must be shaped"),
         (lambda: ds.mixture(torch.zeros(2, 1), torch.ones(2, 1), "cauchy"), "'laplace'"),
         (lambda: ds.mixture(torch.zeros(2, 1), torch.ones(2, 1), weights=torch.tensor([0.5, 0.6])), "sum"),
     ],

@@ -143,3 +143,11 @@ def test_a_reliability_curve_cannot_be_changed():
 def test_a_curve_without_bins_is_refused():
     with pytest.raises(ValueError, match="`bins`"):
         metrics.confidence_reliability(torch.tensor([0.5]), torch.tensor([True]), bins=0)
+
+
+@pytest.mark.parametrize("binning", ["width", "mass"])
+def test_confidences_may_be_a_column_of_a_table(binning):
+    """torch warns of columns in `bucketize`, and warnings are errors here."""
+    table = torch.rand(20, 2)
+    found = metrics.confidence_reliability(table[:, 0], table[:, 1] > 0.5, binning=binning)
+    assert found.ece == metrics.confidence_reliability(table[:, 0].clone(), table[:, 1] > 0.5, binning=binning).ece

@@ -20,12 +20,13 @@ def task(count=600, features=8, classes=4, seed=0, noise=1.0, dtype=torch.float6
     return (x[: count // 2], y[: count // 2]), (x[count // 2 :], y[count // 2 :])
 
 
+@pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("standardise", [True, False])
 @pytest.mark.parametrize("strength", [1e-3, 0.1, 10.0])
-def test_it_is_scikit_learns_logistic_regression(strength, standardise):
+def test_it_is_scikit_learns_logistic_regression(strength, standardise, classes):
     linear_model = pytest.importorskip("sklearn.linear_model")
     preprocessing = pytest.importorskip("sklearn.preprocessing")
-    train, test = task()
+    train, test = task(classes=classes)
     probe = linear_probe(None, train, test, strengths=[strength], standardise=standardise, max_steps=2000)
     scaler = preprocessing.StandardScaler(with_mean=standardise, with_std=standardise).fit(train[0].numpy())
     peer = linear_model.LogisticRegression(C=strength, tol=1e-9, max_iter=20000)

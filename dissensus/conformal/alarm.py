@@ -34,15 +34,24 @@ class Scorer:
     def __call__(self, members: "Members | None", x: Any, instead: str = "") -> Floats:
         """Return the score of each input, `(batch,)`; a tuple is several inputs, as `predict` reads it."""
         from dissensus.data.files import as_data
-        from dissensus.data.sources import all_inputs
+        from dissensus.data.sources import input_batches
+        from dissensus.data.trees import plain
         from dissensus.predictions import predict
 
         if members is None:
             raise ValueError(f"There is no ensemble to score inputs: pass scores to {instead}, or load it with `ens`.")
         if isinstance(self.score, str):
             return _named_scores([self.score], self.loss, members, x)[self.score]
-        seen = all_inputs(as_data(x, "x", targets=False), "x").split(1024) if self.of_inputs else [predict(members, x)]
-        return np.concatenate([vector(self.score(part), "the score's answer") for part in seen])
+        if self.of_inputs:
+            batches = input_batches(as_data(x, "x", targets=False), 1024)
+            return np.concatenate([self._of(plain(batch), len(batch)) for batch in batches])
+        outputs = predict(members, x)
+        return self._of(outputs, outputs.shape[1])
+
+    def _of(self, seen: Any, count: int) -> Floats:
+        """Return what a function makes of so many inputs, or of outputs for them."""
+        assert callable(self.score)
+        return vector(self.score(seen), "the score's answer", count)
 
     @property
     def of_inputs(self) -> bool:
@@ -126,21 +135,21 @@ class Alarm:
             false_alarms: The rate of false alarms to allow. A warning says where so few held-out inputs can never ring.
             labels: Class of each held-out input, `(n,)`, for a guarantee within each class.
             examples: Inputs that should raise the alarm; with `score="auto"` a quarter of the held-out inputs chooses by them.
-            loss: How outputs are read, as in `ds.evaluate`. "auto": float targets in `held_out` mean regression, whole numbers
-                `(n, labels)` several labels an input (`"binary_cross_entropy"`).
+            loss: How outputs are read, as in `ds.evaluate`. "auto": float targets in `held_out` mean regression, whole numbers that
+                number the outputs classes, 0 and 1 shaped `(n, labels)` several labels an input (`"binary_cross_entropy"`).
             seed: Decides which held-out inputs choose the score.
         """
         rate = fraction(false_alarms, "false_alarms")
-        held_out = opened(held_out)
-        scorer = scorer_of(ens, held_out, score, loss)
+        inputs, targets = opened(held_out)
+        scorer = scorer_of(ens, inputs, targets, score, loss)
         if examples is not None and score != "auto":
             raise ValueError(f"`examples` choose among scores, but `score` is {scorer.name!r}. Leave one out.")
         aurocs: dict[str, float] = {}
         kept: Any = slice(None)
         if examples is None:
-            scores = scorer(ens, inputs_of(held_out))
+            scores = scorer(ens, inputs)
         else:
-            scorer, scores, kept, aurocs = _chosen(ens, held_out, examples, scorer.loss, seed)
+            scorer, scores, kept, aurocs = _chosen(ens, inputs, examples, scorer.loss, seed)
         return cls(_by_class(scores, labels, kept), rate, scorer, ens, aurocs)._warned()
 
     @classmethod
@@ -235,7 +244,7 @@ def _by_class(scores: Floats, labels: Any, kept: Any = slice(None)) -> dict[int 
 
 
 def _chosen(
-    members: "Members", held_out: Any, examples: Any, loss: str, seed: int
+    members: "Members", inputs: Any, examples: Any, loss: str, seed: int
 ) -> tuple[Scorer, Floats, NDArray[np.intp], dict[str, float]]:
     """Return the score that tells examples from a part of the held-out inputs best, all scores by it, and the other part."""
     from dissensus.metrics import auroc
@@ -244,7 +253,7 @@ def _chosen(
     names = list(SCORES if loss in (CLASSES, LABELS) else REGRESSION_SCORES)
     if loss in ("mse", "mae"):  # points have no other variance
         names = ["knowledge_variance"]
-    known, strange = (_named_scores(names, loss, members, x) for x in (inputs_of(held_out), examples))
+    known, strange = (_named_scores(names, loss, members, x) for x in (inputs, examples))
     total = len(next(iter(known.values())))
     if total < (least := 2 * _SHARE_TO_CHOOSE):
         raise ValueError(f"Choosing a score takes {least} held-out inputs or more; got {total}. Name a score instead.")
@@ -252,6 +261,11 @@ def _chosen(
     choosing, kept = np.split(order, [total // _SHARE_TO_CHOOSE])
     aurocs = {name: float(auroc(strange[name], own[choosing])) for name, own in known.items()}
     best = max(names, key=lambda name: aurocs[name])
+    if aurocs[best] <= 0.5:
+        raise ValueError(
+            f"No score tells `examples` from held-out inputs: the best AUROC is {aurocs[best]:.2f}, that of {best}. Name a score, "
+            "such as score=RowDistance(rows)."
+        )
     return Scorer(best, loss), known[best], kept, aurocs
 
 
@@ -271,8 +285,8 @@ def _named_scores(names: list[str], loss: str, members: "Members", x: Any) -> di
     return {name: vector(REGRESSION_SCORES[name](*beliefs, family=likelihood.family).mean(-1), name) for name in names}
 
 
-def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Scorer:
-    """Return the scorer that these settings mean; "auto" is decided by the targets that came with held-out inputs."""
+def scorer_of(members: "Members", inputs: Any, targets: Any, score: Score, loss: str) -> Scorer:
+    """Return the scorer that these settings mean; "auto" is decided by targets of held-out inputs, None where there are none."""
     from dissensus.members.members import as_members
     from dissensus.scores import REGRESSION_SCORES, SCORES
 
@@ -282,7 +296,7 @@ def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Sco
     known = (*SCORES, *REGRESSION_SCORES)
     if score != "auto" and score not in known:
         raise ValueError(f"`score` must be 'auto', a function or one of {', '.join(known)}; got {score!r}.")
-    loss = _loss_of(members, held_out, score) if loss == "auto" else loss
+    loss = _loss_of(members, inputs, targets, score) if loss == "auto" else loss
     fitting = SCORES if loss in (CLASSES, LABELS) else REGRESSION_SCORES
     if score == "auto":
         # Members that cannot disagree have nothing but their own doubt.
@@ -293,33 +307,37 @@ def scorer_of(members: "Members", held_out: Any, score: Score, loss: str) -> Sco
     return Scorer(score, loss)
 
 
-def opened(held_out: Any) -> Any:
-    """Return what a path or what `load` returned holds, as arrays; a pair without targets as its inputs; all else as it came."""
+def opened(held_out: Any) -> tuple[Any, Any]:
+    """Return inputs as `predict` takes them, and their targets: of a Dataset or loader the first, None where there are none."""
+    from torch.utils.data import DataLoader, Dataset
+
     from dissensus.data.files import Loaded, load
+    from dissensus.data.sources import pair_batches
 
     found = load(held_out) if isinstance(held_out, str | Path) else held_out
-    pair = (found.x, found.y) if isinstance(found, Loaded) else found
-    return pair[0] if inputs_of(pair) is not pair and pair[1] is None else pair
+    if isinstance(found, Loaded):
+        return found.x, found.y
+    if isinstance(found, tuple | list) and len(found) == 2:
+        return found[0], found[1]
+    if isinstance(found, Dataset | DataLoader):
+        with suppress(ValueError):  # batches of inputs alone
+            return found, next(iter(pair_batches(found, 64)))[1]
+    return found, None
 
 
-def inputs_of(held_out: Any) -> Any:
-    """Return the inputs of data that may be a pair (inputs, targets)."""
-    return held_out[0] if isinstance(held_out, tuple | list) and len(held_out) == 2 else held_out
-
-
-def _loss_of(members: "Members", held_out: Any, score: str) -> str:
-    """Return how outputs are read: float targets mean regression, whole numbers in rows several labels an input."""
+def _loss_of(members: "Members", inputs: Any, targets: Any, score: str) -> str:
+    """Return how outputs are read: as the score says, or else the targets; without either as classes."""
     from dissensus.data.sources import input_batches
-    from dissensus.objectives.likelihoods import regression_loss
+    from dissensus.data.trees import as_tensor
     from dissensus.predictions import predict
     from dissensus.scores import SCORES
 
-    inputs, targets = inputs_of(held_out), _first_targets(held_out)
-    real = targets is not None and targets.is_floating_point()
-    if score in SCORES or (score == "auto" and not real):
-        return LABELS if targets is not None and targets.ndim == 2 and not real else CLASSES
-    outputs = predict(members, next(input_batches(inputs, 2))[:2]).shape[-1]
-    if (told := "mse" if outputs == 1 else regression_loss(outputs, targets)) is not None:
+    y = None if targets is None else as_tensor(targets, "targets")
+    if score in SCORES or (score == "auto" and y is None):
+        return CLASSES if y is None or y.ndim != 2 or y.is_floating_point() else LABELS
+    shape = predict(members.reader(inputs), next(input_batches(inputs, 2))[:2]).shape
+    outputs = shape[-1] if len(shape) > 2 else 1
+    if (told := _told(y, outputs, score == "auto")) is not None:
         return told
     raise ValueError(
         f"How {outputs} outputs a member are to be read cannot be told from the held-out data: pass (inputs, targets), or say "
@@ -327,16 +345,14 @@ def _loss_of(members: "Members", held_out: Any, score: str) -> str:
     )
 
 
-def _first_targets(held_out: Any) -> "Tensor | None":
-    """Return some targets of the held-out data, if it has any."""
-    import torch
-    from torch.utils.data import DataLoader, Dataset
+def _told(targets: "Tensor | None", outputs: int, classes: bool) -> str | None:
+    """Return the loss that targets tell: floats that of regression, numbers of the outputs that of classes; None where they tell none."""
+    from dissensus.objectives.likelihoods import regression_loss
 
-    from dissensus.data.sources import pair_batches
-
-    if inputs_of(held_out) is not held_out:
-        return torch.as_tensor(held_out[1])
-    if isinstance(held_out, Dataset | DataLoader):
-        with suppress(ValueError):  # batches of inputs alone
-            return next(iter(pair_batches(held_out, 2)))[1]
-    return None
+    if not classes or targets is None or targets.is_floating_point():
+        return "mse" if outputs == 1 else regression_loss(outputs, targets)
+    numbers, rows = targets.long(), targets.ndim == 2
+    inside = (numbers >= 0) & (numbers < (2 if rows else outputs))
+    if not bool(inside.all()) or (rows and numbers.shape[1] != outputs):
+        return None
+    return LABELS if rows else CLASSES

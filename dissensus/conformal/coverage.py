@@ -63,7 +63,7 @@ def sets(
         raise ValueError(f"`probs` must have the classes of `probs_cal`, {held_out.shape[1]}; got {new.shape[1]}.")
     y = labels_of(y_cal, "y_cal", len(held_out))
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= held_out.shape[1]:
-        got = "words" if y.dtype.kind in "US" else f"{y.min()} to {y.max()}"
+        got = "words" if y.dtype.kind == "U" else f"{y.min()} to {y.max()}"
         raise ValueError(
             f"`y_cal` must be classes from 0 to {held_out.shape[1] - 1}; got {got}. Give columns' numbers."
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dissensus._files import read_state, write_state
 from dissensus._signatures import checked, real_number, whole_number
-from dissensus.conformal.alarm import Alarm, Score, Scorer, inputs_of, opened, scorer_of
+from dissensus.conformal.alarm import Alarm, Score, Scorer, opened, scorer_of
 from dissensus.conformal.ranks import Floats, Values, array, vector
 
 if TYPE_CHECKING:
@@ -161,9 +161,9 @@ class DriftMonitor:
             bins: How many bins there may be, at most 256.
             seed: Decides which held-out inputs set the bins, and breaks ties.
         """
-        held_out = opened(held_out)
-        scorer = scorer_of(ens, held_out, score, loss)
-        monitor = cls.of_scores(scorer(ens, inputs_of(held_out)), bins=bins, seed=seed)
+        inputs, targets = opened(held_out)
+        scorer = scorer_of(ens, inputs, targets, score, loss)
+        monitor = cls.of_scores(scorer(ens, inputs), bins=bins, seed=seed)
         monitor.scorer, monitor.members = scorer, ens
         return monitor
 
@@ -242,7 +242,6 @@ class DriftMonitor:
             "edges": self.edges.tolist(),
             "counts": self.counts.tolist(),
             "martingale": self.martingale.state(),
-            "log_value": self.log_value,
             "seed": self.seed,
             **self.scorer.state(),
         }

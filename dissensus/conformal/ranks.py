@@ -64,7 +64,7 @@ def array(values: Values, name: str) -> Floats:
     if found.size == 0:
         raise ValueError(f"`{name}` must not be empty; got shape {found.shape}. Pass one value or more.")
     if np.isnan(found).any():
-        row = int(np.argwhere(np.isnan(found))[0][0])
+        row = int(np.argwhere(np.isnan(np.atleast_1d(found)))[0][0])
         raise ValueError(f"`{name}` must not hold NaN; row {row} does. Leave such inputs out.")
     return found
 
@@ -81,7 +81,9 @@ def vector(values: Values, name: str, size: int | None = None) -> Floats:
 def labels_of(values: Any, name: str, size: int) -> NDArray[Any]:
     """Return the class of each input, whole numbers or words, `(size,)`."""
     found = np.asarray(values.detach().cpu() if is_tensor(values) else values)
-    if found.shape != (size,) or found.dtype.kind not in "iubUS":
+    if found.dtype == object and all(isinstance(word, str) for word in found.flat):
+        found = found.astype(np.str_)  # columns of pandas hold words as objects
+    if found.shape != (size,) or found.dtype.kind not in "iubU":
         raise ValueError(
             f"`{name}` must be {size} whole numbers or words, one class an input; got {found.dtype} shaped {found.shape}."
         )

@@ -134,7 +134,9 @@ def _class_metrics(outputs: Tensor, targets: Tensor, loss: Loss, average: str) -
             return weighted_mean(outputs, weights).log_softmax(-1)
         if weights is None or weights.ndim == 1:
             return log_mixture(log_probs, weights)
-        return torch.einsum("mb,mbc->bc", weights, probs).clamp_min(tiny).log()
+        mixed = torch.einsum("mb,mbc->bc", weights, probs)
+        # Probabilities underflow where all members that are left rule a class out; logarithms do not, and take longer.
+        return mixed.log() if bool((mixed >= tiny).all()) else log_mixture(log_probs, weights)
 
     def values(weights: Tensor | None) -> dict[str, Tensor]:
         ensemble = pooled(weights)

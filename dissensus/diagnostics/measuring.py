@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from itertools import combinations
+from itertools import combinations, product
 from math import isfinite, isinf, nan
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -111,18 +111,24 @@ def _read_table(source: Path) -> list[tuple[Any, Any]]:
     import pandas as pd
 
     frame = pd.read_parquet(source) if source.suffix == ".parquet" else pd.read_csv(source)
-    matches = filter(None, map(_COLUMN.fullmatch, map(str, frame.columns)))
-    columns = {(int(match[1]), int(match[2] or -1)): match[0] for match in matches}
-    members, outputs = ({place[axis] for place in columns} for axis in (0, 1))
-    # All members have the same outputs; one output a member has no number, and is -1.
-    if not columns or len(columns) != len(members) * len(outputs) or {-1} < outputs:
-        raise ValueError(
-            f"{source.name} must have columns output_0_0, output_0_1, ... (member, then class), or output_0, output_1, ... "
-            f"(member), without gaps; it has {', '.join(map(str, frame.columns[:8]))}."
-        )
-    values = np.stack([frame[columns[place]].to_numpy() for place in sorted(columns)])
-    shaped = values.reshape(len(members), -1, len(frame)).transpose(0, 2, 1)
-    return [(shaped, frame[_first(list(frame.columns), TARGET_NAMES, source)].to_numpy())]
+    columns = _output_columns([*map(str, frame.columns)], source)
+    members = 1 + columns[-1][0]
+    shaped = np.stack([frame[name].to_numpy() for *_, name in columns]).reshape(members, -1, len(frame))
+    return [(shaped.transpose(0, 2, 1), frame[_first(list(frame.columns), TARGET_NAMES, source)].to_numpy())]
+
+
+def _output_columns(names: list[str], source: Path) -> list[tuple[int, int, str]]:
+    """Return member, output and name of each column of outputs, in order; one output a member has no number, and is -1."""
+    found = filter(None, map(_COLUMN.fullmatch, names))
+    columns = sorted((int(match[1]), int(match[2] or -1), match[0]) for match in found)
+    members, outputs = ({column[axis] for column in columns} for axis in (0, 1))
+    whole = product(range(len(members)), [-1] if outputs == {-1} else range(len(outputs)))
+    if columns and [column[:2] for column in columns] == [*whole]:
+        return columns
+    raise ValueError(
+        f"{source.name} must have columns output_0_0, output_0_1, ... (member, then class), or output_0, output_1, ... "
+        f"(member), without gaps; it has {', '.join(names[:8])}."
+    )
 
 
 def _first(found: list[str], names: tuple[str, ...], source: Path) -> str:
@@ -184,13 +190,15 @@ def diagnose(
     References:
         Jeffares et al., 2023, sections 6.1 and 6.2, <https://arxiv.org/abs/2301.11323>.
     """
-    _check(outputs, targets, loss, repeats)
+    whole_number("repeats", repeats, 1)
+    _check(outputs, targets, loss)
     values = wide(outputs)
     targets = targets.detach().to(values.device)
     weights = None if weights is None else weights.detach().to(values)
     measures = measure(values, targets, loss, average, weights)
     trained = None
     if training is not None:
+        _check(*training, loss, " of `training`", len(outputs))
         seen = wide(training[0])
         trained = measure(seen, training[1].detach().to(seen.device), loss, average, weights)
     checks, watched = _checks(history)
@@ -227,15 +235,20 @@ def diagnose(
     )
 
 
-def _check(outputs: Tensor, targets: Tensor, loss: Loss, repeats: int) -> None:
-    whole_number("repeats", repeats, 1)
+def _check(outputs: Tensor, targets: Tensor, loss: Loss, of: str = "", num_members: int | None = None) -> None:
+    """Refuse outputs and targets of some set that cannot be diagnosed, or are of another number of members."""
     if outputs.ndim < 2 or outputs.shape[1] == 0:
-        raise ValueError(f"`outputs` must be shaped (members, batch, ...), not empty; got {tuple(outputs.shape)}.")
+        raise ValueError(f"`outputs`{of} must be shaped (members, batch, ...), not empty; got {tuple(outputs.shape)}.")
+    if num_members not in (None, len(outputs)):
+        raise ValueError(f"`outputs`{of} must be those of the {num_members} members; got {len(outputs)}.")
     if loss in CLASS_LOSSES and outputs.ndim == 3 and not targets.is_floating_point():
         check_labels(targets, outputs.shape[1], outputs.shape[2])
     if not bool(outputs.isfinite().all()):
         member, example = (~outputs.isfinite()).nonzero()[0].tolist()[:2]
-        raise ValueError(f"`outputs` must be finite; example {example} of member {member} is not. Leave it out.")
+        raise ValueError(f"`outputs`{of} must be finite; example {example} of member {member} is not. Leave it out.")
+    if not bool(targets.isfinite().all()):
+        example = int((~targets.isfinite()).nonzero()[0, 0])
+        raise ValueError(f"`targets`{of} must be finite; that of example {example} is not. Leave it out.")
 
 
 def _offsets(outputs: Tensor, loss: Loss, average: str, weights: Tensor | None) -> tuple[float, ...]:

@@ -123,7 +123,7 @@ def classwise_ece(probs: Array, labels: Array, bins: int = 15, binning: Binning 
         Kull et al., 2019, <https://arxiv.org/abs/1910.12656>.
     """
     rows, truth = probabilities_and_labels(probs, labels)
-    errors = [_curve(rows[:, c].contiguous(), truth == c, bins, binning).ece for c in range(rows.shape[1])]
+    errors = [_curve(rows[:, c], truth == c, bins, binning).ece for c in range(rows.shape[1])]
     return sum(errors) / len(errors)
 
 
@@ -143,7 +143,7 @@ def top_confidences(probs: Array, labels: Array) -> tuple[Tensor, Tensor]:
 def _curve(confidence: Tensor, correct: Tensor, bins: int, binning: Binning) -> ReliabilityCurve:
     whole_number("bins", bins, 1)
     # On the CPU, where bin sums are taken in a fixed order.
-    confidence, correct = confidence.cpu(), correct.cpu()
+    confidence, correct = confidence.cpu().contiguous(), correct.cpu()
     if binning == "width":
         inner = (torch.arange(1, bins, dtype=torch.float64) / bins).to(confidence.dtype)
     else:

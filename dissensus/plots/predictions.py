@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dissensus.plots.figures import COLOURS, Values, as_array, as_written, flat_array, panels, set_style
-from dissensus.predictions import Family, mixture
+from dissensus.predictions import mixture
+from dissensus.scores import Family
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

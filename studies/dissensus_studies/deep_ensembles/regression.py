@@ -18,8 +18,9 @@ from dissensus.data import toy
 from dissensus.html import Picture, Section, Table
 from dissensus.members import DeepEnsemble
 from dissensus.objectives import Adversarial, Independent, Objective, mean_and_scale
-from dissensus.predictions import Family, mixture, predict
+from dissensus.predictions import mixture, predict
 from dissensus.randomness import derive
+from dissensus.scores import Family
 from dissensus.training import Run, fit
 from dissensus_studies.deep_ensembles.networks import attacked, fit_own_sets, scaled_mlp
 from dissensus_studies.harness.claims import Claim, claims_table
