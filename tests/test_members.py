@@ -408,3 +408,51 @@ def test_weights_that_are_slices_are_no_news(make):
     ds.predict(ens, inputs)
     with pytest.warns(UserWarning, match="RNN module"):  # of the user's own network it still is
         ens.member(0)(inputs)
+
+
+class WritesIntoItsInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        x -= 1.0
+        return self.head(self.layers(x))
+
+
+WRITING = {
+    "deep": lambda: ds.DeepEnsemble(WritesIntoItsInputs, 3),
+    "loop": lambda: ds.DeepEnsemble(WritesIntoItsInputs, 3, execution="loop"),
+    "vectorised": lambda: ds.DeepEnsemble(WritesIntoItsInputs, 3, execution="vectorised"),
+    "apart": lambda: ds.Masksembles(WritesIntoItsInputs(), 3, execution="apart"),
+    "one batch": lambda: ds.MCDropout(WritesIntoItsInputs(), 3),
+    "heads": lambda: ds.HeadEnsemble(WritesIntoItsInputs(), (3, 3), 3),
+    "swag": lambda: ds.SWAG(WritesIntoItsInputs, 3),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", WRITING)
+def test_a_network_that_writes_into_its_inputs_is_refused_before_it_ruins_them(kind, training):
+    given = torch.randn(8, 4)
+    before = given.clone()
+    ens = WRITING[kind]().train(training)
+    with pytest.raises(ValueError, match="changes its inputs in place"):
+        ens(given)
+    if kind not in ("vectorised", "heads"):  # which do not try a few rows first
+        torch.testing.assert_close(given, before)
+
+
+def test_a_network_that_writes_into_one_of_several_inputs_is_refused():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, a, b):
+            return self.layer(a + b.mul_(2.0))
+
+    for execution in ("loop", "vectorised"):
+        with pytest.raises(ValueError, match="changes its inputs in place"):
+            ds.DeepEnsemble(Two, 2, execution=execution)(torch.randn(8, 4), torch.randn(8, 4))

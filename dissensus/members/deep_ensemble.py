@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 
 from dissensus._signatures import checked
 from dissensus.construction import describe
-from dissensus.data.trees import Output, call, pick, signature
+from dissensus.data.trees import Output, call, check_unwritten, pick, signature, writes
 from dissensus.engines.graphs import for_each_member
 from dissensus.engines.watching import Attributes, look_at
 from dissensus.members.members import Keys, Members, under
@@ -195,7 +195,8 @@ class DeepEnsemble(Members):
         picked = (torch.arange(self.num_members, device=x.device) if rows is None else rows)[:PROBE_MEMBERS]
         count = len(picked)
         weights, buffers = self._of_few(tensors, count)
-        inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
+        with torch.inference_mode(False):  # a copy that says whether the network writes into it
+            inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach().clone()
 
         def loop(given: Tensors, batch: Any) -> Tensor:
             return self._run_loop(given, batch, own, picked, lambda: keys()[:count], random=False)
@@ -264,9 +265,10 @@ class DeepEnsemble(Members):
                 returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
             return returned if isinstance(returned, Tensor) and self.output is None else pick(returned, self.picks)
 
-        mended = self._embeds or torch.is_autocast_enabled(x.device.type)
+        mended, before = self._embeds or torch.is_autocast_enabled(x.device.type), writes(x)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
             outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
+        check_unwritten(x, before)
         if self._drops:
             rewind_dropout(net)
         return outputs

@@ -119,7 +119,7 @@ class SharedMembers(Members):
         if self.net.training and "training" not in self.decisions:
             # Whether the network draws random numbers that are not a dropout layer's.
             with seeded(0, alone=True), Attributes(self.parts()), torch.no_grad():
-                drawn, _ = look_at(lambda: self._run_net(copies_of(tensors), x.detach(), owners, keys))
+                drawn, _ = look_at(lambda: self._run_net(copies_of(tensors), x.detach().clone(), owners, keys))
             self.decisions["training"] = {"random": bool(drawn)}
         random = self.net.training and self.decisions["training"]["random"]
         with seeded(keys().tolist()[0], alone=True) if random else nullcontext():
