@@ -456,3 +456,85 @@ def test_a_network_that_writes_into_one_of_several_inputs_is_refused():
     for execution in ("loop", "vectorised"):
         with pytest.raises(ValueError, match="changes its inputs in place"):
             ds.DeepEnsemble(Two, 2, execution=execution)(torch.randn(8, 4), torch.randn(8, 4))
+
+
+ENGINES = ["loop", "vectorised"]
+
+
+def leaky():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.LeakyReLU(0.01), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("execution", ENGINES)
+def test_attributes_that_are_changed_on_an_ensemble_reach_every_member(execution):
+    given = torch.randn(16, 4)
+    ens = ds.DeepEnsemble(leaky, 2, execution=execution)
+    for module in ens.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.momentum = 1.0
+        if isinstance(module, nn.LeakyReLU):
+            module.negative_slope = 1.0
+    ens.train()(given)
+    member = ens.member(1)
+    torch.testing.assert_close(ens.net[1].running_mean[1], member[0](given).mean(0))
+    assert (member[1].momentum, member[2].negative_slope) == (1.0, 1.0)
+    torch.testing.assert_close(ens.eval()(given)[1], member.eval()(given))
+
+
+def test_attributes_of_members_own_stay_until_they_are_changed_for_all():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.factor = nn.Linear(4, 3), float(torch.rand(()))
+
+        def forward(self, x):
+            return self.factor * self.layer(x)
+
+    ens = ds.DeepEnsemble(Scaled, 2)
+    ens(torch.zeros(2, 4))
+    assert ens.member(0).factor != ens.member(1).factor
+    ens.net.factor = 2.0
+    assert [net.factor for net in ens] == [2.0, 2.0]
+
+
+class MovesItsTensor(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.basis = nn.Linear(4, 3), torch.randn(4, 4)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.basis = fn(self.basis)
+        return self
+
+    def forward(self, x):
+        return self.layer(x @ self.basis)
+
+
+def test_plain_tensors_that_a_network_moves_by_itself_follow_the_ensembles_dtype():
+    ens = ds.DeepEnsemble(MovesItsTensor, 2).double()
+    given = torch.randn(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(ens(given)[1], ens.member(1)(given))
+
+
+class KeepsMore(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.factors = nn.Linear(4, 3), [float(torch.rand(()))]
+
+    def get_extra_state(self):
+        return {"factors": list(self.factors)}
+
+    def set_extra_state(self, state):
+        self.factors = state["factors"]
+
+    def forward(self, x):
+        return self.factors[0] * self.layer(x)
+
+
+def test_what_networks_keep_beside_tensors_is_restored_for_each_member():
+    given = torch.randn(5, 4)
+    ens, other = (ds.DeepEnsemble(KeepsMore, 2, seed=seed) for seed in (0, 1))
+    other.load_state_dict(ens.state_dict())
+    torch.testing.assert_close(other(given), ens(given))
+    torch.testing.assert_close(other.member(1)(given), ens.member(1)(given))

@@ -81,6 +81,11 @@ def can_stack(nets: Sequence[nn.Module]) -> bool:
     return all(layout == layouts[0] for layout in layouts)
 
 
+def own_states(net: nn.Module) -> list[nn.Module]:
+    """Return the modules that put more than tensors into a state dict."""
+    return [module for module in net.modules() if type(module).get_extra_state is not nn.Module.get_extra_state]
+
+
 def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:
     """Say why running the first net's code on another net's tensors would not be that net; None if it would."""
     if len(list(nets[0].named_modules(remove_duplicate=False))) > len(list(nets[0].modules())):
@@ -116,6 +121,29 @@ def why_another(
             if isinstance(value, counts) and key not in _BOOKKEEPING and not _equal(value, like.__dict__.get(key)):
                 return f"attribute {key!r} of {where} differs between members"
     return None
+
+
+# Of each module of a network.
+PlainAttributes: TypeAlias = list[dict[str, Any]]
+
+
+def attributes_of(net: nn.Module) -> PlainAttributes:
+    """Return the plain attributes of each module of a network."""
+    kinds = (*PLAIN, types.NoneType)
+    return [
+        {key: value for key, value in module.__dict__.items() if isinstance(value, kinds) and key not in _BOOKKEEPING}
+        for module in net.modules()
+    ]
+
+
+def news_of(net: nn.Module, before: PlainAttributes) -> tuple[PlainAttributes, PlainAttributes]:
+    """Return which plain attributes of each module are others than before, and all of them as they now are."""
+    now = attributes_of(net)
+    news = [
+        {key: value for key, value in own.items() if key not in old or not _equal(value, old[key])}
+        for own, old in zip(now, before, strict=True)
+    ]
+    return news, now
 
 
 def copies_of(tensors: Tensors) -> dict[str, Tensor]:
