@@ -538,3 +538,80 @@ def test_what_networks_keep_beside_tensors_is_restored_for_each_member():
     other.load_state_dict(ens.state_dict())
     torch.testing.assert_close(other(given), ens(given))
     torch.testing.assert_close(other.member(1)(given), ens.member(1)(given))
+
+
+class Holds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = ds.MCDropout(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3)), 4)
+
+    def forward(self, x):
+        return self.inside(x).mean(0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ds.DeepEnsemble(Holds, 2),
+        lambda: ds.DeepEnsemble.from_members([Holds(), Holds()]),
+        lambda: ds.BatchEnsemble(Holds, 2),
+        lambda: ds.MCDropout(Holds(), 2),
+        lambda: ds.LoRAEnsemble(Holds(), 2, 2),
+    ],
+)
+def test_a_network_that_holds_an_ensemble_is_refused(make):
+    with pytest.raises(ValueError, match="must be one network; got a Holds with a MCDropout"):
+        make()
+
+
+def spectral():
+    return nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 16)), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ds.Masksembles(spectral(), 2),
+        lambda: ds.BatchEnsemble(spectral, 2),
+        lambda: ds.MCDropout(spectral(), 2),
+        lambda: ds.SnapshotEnsemble(spectral, 2),
+        lambda: ds.SWAG(spectral, 2),
+    ],
+)
+def test_weights_that_old_hooks_compute_are_refused_where_one_network_is_shared(make):
+    with pytest.raises(ValueError, match=r"computed from others before each pass \(SpectralNorm\)"):
+        make()
+
+
+def test_members_with_the_old_spectral_norm_are_copied_after_a_pass_of_training():
+    given, ens = torch.randn(8, 4), ds.DeepEnsemble(spectral, 2)
+    ens(given).sum().backward()
+    again = copy.deepcopy(ens).eval()
+    torch.testing.assert_close(again(given)[1], again.member(1)(given))
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.cfloat))
+
+    def forward(self, x):
+        return (x.to(torch.cfloat) @ self.weight).abs()
+
+
+def test_a_soup_averages_complex_weights():
+    ens = ds.DeepEnsemble(Complex, 2)
+    torch.testing.assert_close(ens.soup().weight, (ens.member(0).weight + ens.member(1).weight) / 2)
+    with pytest.raises(ValueError, match="SWAG draws real weights"):
+        ds.SWAG(Complex, 2)
+
+
+def test_sparse_gradients_are_refused_before_training():
+    def make():
+        return nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
+
+    ens, data = ds.DeepEnsemble(make, 2), (torch.randint(0, 10, (8, 2)), torch.arange(8) % 3)
+    with pytest.raises(ValueError, match=r"'net\.0' was made with sparse=True"):
+        ds.fit(ens, data, epochs=1)
+    ens.net[0].sparse = False
+    ds.fit(ens, data, epochs=1)

@@ -14,7 +14,7 @@ from dissensus.construction import describe
 from dissensus.data.trees import Output, call, check_unwritten, pick, signature, writes
 from dissensus.engines.graphs import for_each_member
 from dissensus.engines.watching import Attributes, look_at
-from dissensus.members.members import Keys, Members, under
+from dissensus.members.members import Keys, Members, check_networks, under
 from dissensus.members.shared import fastest_layout
 from dissensus.members.stacking import (
     FASTER_APART,
@@ -25,7 +25,6 @@ from dissensus.members.stacking import (
     Tensors,
     attributes_of,
     can_stack,
-    check_nets,
     copies_of,
     has_layer,
     join,
@@ -115,13 +114,7 @@ class DeepEnsemble(Members):
         return ensemble
 
     def _adopt(self, nets: list[nn.Module], execution: Execution) -> None:
-        check_nets(nets)
-        for net in nets:
-            if isinstance(net, Members):
-                raise ValueError(
-                    f"A member must be one network; got a {type(net).__name__}, which is an ensemble. Make one of several "
-                    "networks, such as Anchored(make_net, references, num_nets=3)."
-                )
+        check_networks(nets)
         if execution not in ("auto", "vectorised", "loop"):
             raise ValueError(f"`execution` must be 'auto', 'vectorised' or 'loop'; got {execution!r}.")
         self.execution: Execution = execution
@@ -132,23 +125,25 @@ class DeepEnsemble(Members):
         nets = [key_dropout(twin(net)) for net in nets]
         self._embeds, self._recurs = has_layer(nets, nn.Embedding), has_layer(nets, nn.RNNBase)
         self._drops = has_layer(nets, KeyedDropout)
-        # Why one member's module is not every member's, tensors apart; None if it is.
-        self.why_different: str | None = "members have different architectures"
-        if any(map(own_states, nets)):
-            # A state dict holds it of each registered network.
-            self.why_different = "members keep a state of their own beside tensors"
-            self.nets = nn.ModuleList(copy.deepcopy(net) for net in nets)
-            self.register_load_state_dict_post_hook(_hand_on_states)  # type: ignore[no-untyped-call]
-        elif can_stack(nets):
-            self.why_different = why_not_one_program(nets)
-            self.net = stack(nets)
-        else:
-            self.nets = nn.ModuleList(copy.deepcopy(net) for net in nets)
+        self.why_different = self._store(nets)
         # Keys of members and of dropout layers go where the networks are.
         self.to(next((p.device for net in nets for p in net.parameters()), self.member_keys.device))
         self._shells = [Shell(net) for net in nets]
         # Attributes of the registered networks as members' own modules were last told of them.
         self._shown = [attributes_of(self._registered(j)) for j in range(1 if self.nets is None else len(nets))]
+
+    def _store(self, nets: list[nn.Module]) -> str | None:
+        """Register networks, as one where that can be; say why one member's module is not every member's, tensors apart."""
+        with_states = any(map(own_states, nets))
+        if can_stack(nets) and not with_states:
+            self.net = stack(nets)
+            return why_not_one_program(nets)
+        self.nets = nn.ModuleList(copy.deepcopy(net) for net in nets)
+        if not with_states:
+            return "members have different architectures"
+        # A state dict holds the state of each registered network.
+        self.register_load_state_dict_post_hook(_hand_on_states)  # type: ignore[no-untyped-call]
+        return "members keep a state of their own beside tensors"
 
     @property
     def construction(self) -> list[Any]:

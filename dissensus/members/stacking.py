@@ -152,9 +152,11 @@ def copies_of(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def average(states: Sequence[Tensors]) -> dict[str, Tensor]:
-    """Return averaged weights; what is not a real number is the first one's."""
+    """Return averaged weights; what is neither real nor complex is the first one's."""
     return {
-        name: torch.stack([state[name] for state in states]).mean(0) if tensor.is_floating_point() else tensor
+        name: torch.stack([state[name] for state in states]).mean(0)
+        if tensor.is_floating_point() or tensor.is_complex()
+        else tensor
         for name, tensor in states[0].items()
     }
 
@@ -259,6 +261,14 @@ class Shell:
             stores = ((module._parameters, self._parameters), (module._buffers, self._buffers))
             for store, noted in stores:
                 noted += [(module, name, owner[id(t)]) for name, t in store.items() if t is not None]
+        # Weights that old hooks, such as those of nn.utils.spectral_norm, compute before each pass.
+        self._computed = [
+            (module, name)
+            for module in net.modules()
+            if module._forward_pre_hooks
+            for name, value in module.__dict__.items()
+            if isinstance(value, Tensor)
+        ]
         self.release()
 
     def release(self) -> None:
@@ -268,6 +278,9 @@ class Shell:
             setattr(module, name, None)
         for module, name, _ in self._buffers:
             module._buffers[name] = None
+        for module, name in self._computed:
+            if isinstance(weight := module.__dict__.get(name), Tensor):
+                module.__dict__[name] = weight.detach()
 
     def run(self, row: dict[str, Tensor], x: Any, keys: Callable[[], Tensor], output: Output | WholeOutput) -> Any:
         """Return what the member says of a batch with these tensors, and with dropout by this key."""

@@ -173,6 +173,10 @@ class SWAG(Trajectory):
         super().__init__(make_net, num_members, seed, output=output)
         self.start, self.rank, self.scale = start, rank, scale
         weights = self._weights()
+        if weights.is_complex():
+            raise ValueError(
+                "SWAG draws real weights, and the network has complex ones. Give them as two real tensors each."
+            )
         self.register_buffer("mean", weights.clone())
         self.register_buffer("variance", torch.zeros_like(weights))
         self.register_buffer("deviations", weights.new_zeros(rank, len(weights)))
