@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -35,6 +35,8 @@ METHODS = ("deep", "packed", "batch_ensemble", "masksembles", "mc_dropout", "anc
 
 _BANK = 4096  # training rows that distances are measured to, and held-out rows that are kept
 _NO_LABEL = ("None", "nan", "<NA>", "NaT")
+# Settings that members are made of, and outputs read by.
+_MADE_OF = ("method", "num_members", "objective", "hidden", "dropout")
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,10 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
     device: str = "auto"
     # Share of the held-out rows that training does not stop by: intervals must be calibrated on rows that chose nothing.
     _calibrating: ClassVar[float] = 0.0
+    # Losses that targets as they are encoded can be told by.
+    _losses: ClassVar[tuple[str, ...]] = ()
+    # Those settings as `fit` found them: what it made is read by them, whatever `set_params` says afterwards.
+    made_of_: dict[str, Any] = field(init=False)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -161,6 +167,7 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
         """Read rows to train on; from the first ones learn what columns and targets are, and make the members."""
         table, y, weight, numbers = self._read_training(X, y, sample_weight, reset=first)
         if first:
+            self.made_of_ = {name: getattr(self, name) for name in _MADE_OF}
             self._learn_targets(y, weight, classes)
             self._seed = _seed_of(self.random_state)
         encoded = self._encode_targets(y)
@@ -238,26 +245,33 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
 
     def _objective(self) -> Objective:
         """Return what is minimised, with the task's own loss unless another was asked for."""
-        given = self.objective
-        if isinstance(given, Objective):
-            return given
-        table = given if isinstance(given, Mapping) else {"name": given or "independent"}
-        regression = isinstance(self, RegressorMixin)
-        return build_objective(with_loss(resolve_objective(table, "objective"), regression))
+        given, regression = self.made_of_["objective"], isinstance(self, RegressorMixin)
+        if not isinstance(given, Objective):
+            table = given if isinstance(given, Mapping) else {"name": given or "independent"}
+            given = build_objective(with_loss(resolve_objective(table, "objective"), regression))
+        loss = given.likelihood
+        if loss.name not in self._losses and (regression or loss.kind != "own"):
+            scaled = ", for targets are standardised inside" if regression else ""
+            raise ValueError(
+                f"An {type(self).__name__} learns by one of the losses {', '.join(self._losses)}{scaled}; got {loss.name}. For others "
+                "train an ensemble with ds.fit."
+            )
+        return given
 
     def _make_members(self) -> Members:
-        if self.method not in METHODS:
-            raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {self.method!r}.")
+        method, dropout = self.made_of_["method"], self.made_of_["dropout"]
+        if method not in METHODS:
+            raise ValueError(f"`method` must be one of {', '.join(METHODS)}; got {method!r}.")
         inputs, outputs = self.features_.num_inputs, self._num_outputs()
-        hidden = [whole_number("hidden", width, 1) for width in np.atleast_1d(self.hidden).tolist()]
-        options: dict[str, Any] = {"shape": (inputs,)} if self.method == "anchored" else {}
-        if self.method == "mc_dropout" and not self.dropout:
+        hidden = [whole_number("hidden", width, 1) for width in np.atleast_1d(self.made_of_["hidden"]).tolist()]
+        options: dict[str, Any] = {"shape": (inputs,)} if method == "anchored" else {}
+        if method == "mc_dropout" and not dropout:
             options = {"p": 0.1}
 
         def make() -> torch.nn.Module:
-            return mlp(inputs, hidden, outputs, dropout=self.dropout)
+            return mlp(inputs, hidden, outputs, dropout=dropout)
 
-        return KINDS[self.method](make, self.num_members, seed=self._seed, **options)
+        return KINDS[method](make, self.made_of_["num_members"], seed=self._seed, **options)
 
     # Reading tables.
 
@@ -269,14 +283,22 @@ class _TableEnsemble(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"This {type(self).__name__} estimator requires y to be passed, but the target y is None.")
         table = self._read(X, reset=reset, least=2 if reset else 1)
         y = column_or_1d(y.to_numpy() if hasattr(y, "to_numpy") else y, warn=True)
-        if y.dtype == object and any(str(label) in _NO_LABEL and not isinstance(label, str) for label in y):
-            raise ValueError("`y` holds missing values. Leave these rows out.")
         rows = len(next(iter(table.values())))
         check_consistent_length(np.empty(rows), y)
         weight = _check_sample_weight(sample_weight, np.empty((rows, 1)), dtype=np.float64, ensure_non_negative=True)
         counts = weight > 0
         numbers = np.flatnonzero(counts)
+        self._check_targets(y[counts], numbers)
         return {name: values[counts] for name, values in table.items()}, y[counts], weight[counts], numbers
+
+    def _check_targets(self, y: np.ndarray, numbers: np.ndarray) -> None:
+        """Refuse targets that cannot be learned; messages call rows by `numbers`."""
+        missing = np.isnan(y) if y.dtype.kind == "f" else np.zeros(len(y), bool)
+        if y.dtype == object:
+            missing = np.array([str(label) in _NO_LABEL and not isinstance(label, str) for label in y])
+        if missing.any():
+            row = numbers[missing.argmax()]
+            raise ValueError(f"`y` holds missing values, the first in row {row}. Leave such rows out.")
 
     def _read(self, X: Any, reset: bool = False, least: int = 1) -> dict[str, np.ndarray]:
         """Return the columns of a DataFrame or an array, checked as scikit-learn checks them."""
@@ -418,7 +440,8 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
         method: Kind of ensemble: "deep", "packed", "batch_ensemble", "masksembles", "mc_dropout" or "anchored".
         num_members: How many networks answer.
         objective: What is minimised: a name such as "joint", a table such as `{"name": "joint", "beta": 0.4}`, or an objective of
-            `dissensus.objectives`; each member on its own by default.
+            `dissensus.objectives`; each member on its own by default. Its loss is "cross_entropy", "brier" or one's own on class logits; a
+            regressor's, which sees standardised targets, "gaussian_nll", "laplace_nll", "mse" or "mae".
         hidden: Widths of a network's hidden layers.
         bins: Pieces that a column of numbers is cut into (`Features`); 0 for the plain number only.
         dropout: Chance that a hidden value is dropped in training.
@@ -450,6 +473,8 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
         ['data', 'knowledge', 'total']
     """
 
+    _losses = ("cross_entropy", "brier")
+
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Go once over further rows, as `fit` takes them; the first call decides what the columns are, so let it see many.
 
@@ -471,6 +496,13 @@ class EnsembleClassifier(ClassifierMixin, _TableEnsemble):  # type: ignore[misc]
         logits = self._predict(self._standard(X))
         parts = {"total": total_entropy, "data": expected_entropy, "knowledge": mutual_information}
         return {name: score(logits).numpy() for name, score in parts.items()}
+
+    def _check_targets(self, y: np.ndarray, numbers: np.ndarray) -> None:
+        super()._check_targets(y, numbers)
+        words = [isinstance(label, str) for label in y] if y.dtype == object else []
+        if any(words) and not all(words):
+            some, other = y[words.index(True)], y[words.index(False)]
+            raise ValueError(f"`y` holds words and other labels, such as {some!r} and {other!r}. Write all as words.")
 
     def _learn_targets(self, y: np.ndarray, weight: np.ndarray, classes: Any) -> None:
         check_classification_targets(y)
@@ -509,6 +541,7 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
     """
 
     _calibrating = 0.5
+    _losses = ("gaussian_nll", "laplace_nll", "mse", "mae")
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Go once over further rows, as `fit` takes them; the first call decides what the columns are, so let it see many."""
@@ -557,6 +590,13 @@ class EnsembleRegressor(RegressorMixin, _TableEnsemble):  # type: ignore[misc]
 
     def _unscaled(self, target: np.ndarray) -> np.ndarray:
         return target * self.target_scale_ + self.target_mean_
+
+    def _check_targets(self, y: np.ndarray, numbers: np.ndarray) -> None:
+        super()._check_targets(y, numbers)
+        infinite = np.isinf(_numbers(y))
+        if infinite.any():
+            row = numbers[infinite.argmax()]
+            raise ValueError(f"`y` holds infinity, the first in row {row}. Leave such rows out.")
 
     def _learn_targets(self, y: np.ndarray, weight: np.ndarray, classes: Any) -> None:
         y = _numbers(y)

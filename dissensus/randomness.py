@@ -56,8 +56,11 @@ def mix_in_place(z: Tensor) -> Tensor:
 
 def fold(key: Tensor, value: Tensor | int) -> Tensor:
     """Derive a new key (or keys) from a key and a number; broadcasts."""
-    offset = signed((value + 1) * _GOLDEN) if isinstance(value, int) else (value + 1) * _GOLDEN
-    return mix(key + offset)
+    if not isinstance(value, int):
+        return mix(key + (value + 1) * _GOLDEN)
+    if torch.compiler.is_compiling():  # where a number may be a symbol, which has no remainder; `^ 0` as in `multiples`
+        return mix(key + (key.new_full((), value + 1) ^ 0) * _GOLDEN)
+    return mix(key + signed((value + 1) * _GOLDEN))
 
 
 def derive(*parts: int | str) -> int:

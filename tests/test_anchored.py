@@ -356,7 +356,7 @@ class TestBadInput:
         assert type(ens.num_anchors) is int
 
     def test_an_ensemble_of_ensembles_is_refused_with_what_to_do(self):
-        with pytest.raises(ValueError, match=r"a Anchored, which is an ensemble.*num_nets=3"):
+        with pytest.raises(ValueError, match=r"a Anchored, an ensemble.*num_nets=3"):
             ds.DeepEnsemble(lambda: ds.Anchored(net(), x, 2), 3)
 
     @pytest.mark.parametrize("wrong", [torch.zeros(5, 3), torch.zeros(5, 4, dtype=torch.float64)])

@@ -1,5 +1,6 @@
 """The estimators: what scikit-learn asks of them, tables as they come, and answers that say how sure they are."""
 
+import copy
 import json
 import pickle
 import warnings
@@ -405,6 +406,48 @@ def test_what_cannot_be_trained_is_refused():
         EnsembleRegressor(validation_fraction=1.0).fit(x, x[:, 0])
     with pytest.raises(ValueError, match="`bins` must be 0 or more"):
         EnsembleRegressor(bins=-1).fit(x, x[:, 0])
+
+
+@pytest.mark.parametrize("weights", [None, (np.arange(40) != 1).astype(float)])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_targets_that_are_no_numbers_are_named_as_the_caller_counts_them(wrong, weights):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    y = x[:, 0].copy()
+    y[[1, 3]] = 0.0 if weights is None else wrong, wrong
+    with pytest.raises(ValueError, match=r"the first in row 3\."):
+        EnsembleRegressor(**TINY).fit(x, y, weights)
+    if np.isnan(wrong):
+        with pytest.raises(ValueError, match=r"missing values, the first in row 3\."):
+            EnsembleClassifier(**TINY).fit(x, np.where(np.isnan(y), y, 1.0 * (y > 0)), weights)
+
+
+def test_words_beside_other_labels_are_refused():
+    labels = np.array(["a", 1] * 10, dtype=object)
+    with pytest.raises(ValueError, match="words and other labels, such as 'a' and 1"):
+        EnsembleClassifier(**TINY).fit(np.random.default_rng(0).normal(size=(20, 2)), labels)
+
+
+@pytest.mark.parametrize("loss", ["poisson", "cross_entropy", objectives.Pinball((0.1, 0.9))])
+def test_losses_that_standardised_targets_cannot_be_told_by_are_refused(loss):
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    with pytest.raises(ValueError, match="learns by one of the losses gaussian_nll, laplace_nll, mse, mae"):
+        EnsembleRegressor(**TINY, objective=objectives.Independent(loss)).fit(x, np.arange(40) % 5)
+
+
+CHANGED = {"num_members": 4, "hidden": (8,), "method": "packed", "dropout": 0.0, "objective": {"loss": "mse"}}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_was_fitted_outlives_changed_settings(name, tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    model = EnsembleRegressor(**TINY).fit(x, x[:, 0])
+    before = model.predict(x, return_std=True)
+    model.set_params(**{name: CHANGED[name]})
+    model.save(tmp_path)
+    loaded = EnsembleRegressor.load(tmp_path)
+    for same in (model, loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        np.testing.assert_array_equal(same.predict(x, return_std=True), before)
+    assert model.fit(x, x[:, 0]).made_of_[name] == CHANGED[name]
 
 
 def test_without_held_out_rows_answers_come_but_no_guarantees():

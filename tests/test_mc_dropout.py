@@ -210,3 +210,33 @@ def test_a_batch_on_the_second_axis_is_refused(masks):
         ens(torch.zeros(4, 3, 5))
     with pytest.raises(ValueError, match=r"the batch, 4 rows, on the first axis"):
         ens.member(0)(torch.zeros(4, 3, 5))
+
+
+class Attends(nn.Module):
+    """Drops weights of attention inside itself, and values by a layer where it has one that runs."""
+
+    def __init__(self, p: float, runs: bool = True) -> None:
+        super().__init__()
+        self.inner, self.attention = nn.Linear(1, 8), nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+        self.dropout, self.head, self.runs = nn.Dropout(p), nn.Linear(8, 3), runs
+
+    def forward(self, x):
+        z = self.inner(x[..., None])
+        z = self.attention(z, z, z)[0].mean(1)
+        return self.head(self.dropout(z) if self.runs else z)
+
+
+def test_dropout_outside_of_layers_is_told_once():
+    given, ens = torch.randn(6, 4), ds.MCDropout(Attends(0.3), 4).eval()
+    with pytest.warns(UserWarning, match="outside dropout layers .*off in evaluation") as told:
+        first = ens(given)
+    assert len(told) == 1
+    torch.testing.assert_close(ens(given), first)
+    assert not any(module.training for module in ens.modules())
+
+
+def test_a_network_of_whose_dropout_layers_none_runs_is_refused():
+    ens = ds.MCDropout(Attends(0.3, runs=False), 4)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="No dropout layer of the network runs"):
+            ds.predict(ens, torch.randn(6, 4))

@@ -408,3 +408,210 @@ def test_weights_that_are_slices_are_no_news(make):
     ds.predict(ens, inputs)
     with pytest.warns(UserWarning, match="RNN module"):  # of the user's own network it still is
         ens.member(0)(inputs)
+
+
+class WritesIntoItsInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 16), nn.ReLU())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        x -= 1.0
+        return self.head(self.layers(x))
+
+
+WRITING = {
+    "deep": lambda: ds.DeepEnsemble(WritesIntoItsInputs, 3),
+    "loop": lambda: ds.DeepEnsemble(WritesIntoItsInputs, 3, execution="loop"),
+    "vectorised": lambda: ds.DeepEnsemble(WritesIntoItsInputs, 3, execution="vectorised"),
+    "apart": lambda: ds.Masksembles(WritesIntoItsInputs(), 3, execution="apart"),
+    "one batch": lambda: ds.MCDropout(WritesIntoItsInputs(), 3),
+    "heads": lambda: ds.HeadEnsemble(WritesIntoItsInputs(), (3, 3), 3),
+    "swag": lambda: ds.SWAG(WritesIntoItsInputs, 3),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", WRITING)
+def test_a_network_that_writes_into_its_inputs_is_refused_before_it_ruins_them(kind, training):
+    given = torch.randn(8, 4)
+    before = given.clone()
+    ens = WRITING[kind]().train(training)
+    with pytest.raises(ValueError, match="changes its inputs in place"):
+        ens(given)
+    if kind not in ("vectorised", "heads"):  # which do not try a few rows first
+        torch.testing.assert_close(given, before)
+
+
+def test_a_network_that_writes_into_one_of_several_inputs_is_refused():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, a, b):
+            return self.layer(a + b.mul_(2.0))
+
+    for execution in ("loop", "vectorised"):
+        with pytest.raises(ValueError, match="changes its inputs in place"):
+            ds.DeepEnsemble(Two, 2, execution=execution)(torch.randn(8, 4), torch.randn(8, 4))
+
+
+ENGINES = ["loop", "vectorised"]
+
+
+def leaky():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.LeakyReLU(0.01), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("execution", ENGINES)
+def test_attributes_that_are_changed_on_an_ensemble_reach_every_member(execution):
+    given = torch.randn(16, 4)
+    ens = ds.DeepEnsemble(leaky, 2, execution=execution)
+    for module in ens.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.momentum = 1.0
+        if isinstance(module, nn.LeakyReLU):
+            module.negative_slope = 1.0
+    ens.train()(given)
+    member = ens.member(1)
+    torch.testing.assert_close(ens.net[1].running_mean[1], member[0](given).mean(0))
+    assert (member[1].momentum, member[2].negative_slope) == (1.0, 1.0)
+    torch.testing.assert_close(ens.eval()(given)[1], member.eval()(given))
+
+
+def test_attributes_of_members_own_stay_until_they_are_changed_for_all():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.factor = nn.Linear(4, 3), float(torch.rand(()))
+
+        def forward(self, x):
+            return self.factor * self.layer(x)
+
+    ens = ds.DeepEnsemble(Scaled, 2)
+    ens(torch.zeros(2, 4))
+    assert ens.member(0).factor != ens.member(1).factor
+    ens.net.factor = 2.0
+    assert [net.factor for net in ens] == [2.0, 2.0]
+
+
+class MovesItsTensor(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.basis = nn.Linear(4, 3), torch.randn(4, 4)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.basis = fn(self.basis)
+        return self
+
+    def forward(self, x):
+        return self.layer(x @ self.basis)
+
+
+def test_plain_tensors_that_a_network_moves_by_itself_follow_the_ensembles_dtype():
+    ens = ds.DeepEnsemble(MovesItsTensor, 2).double()
+    given = torch.randn(5, 4, dtype=torch.float64)
+    torch.testing.assert_close(ens(given)[1], ens.member(1)(given))
+
+
+class KeepsMore(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.factors = nn.Linear(4, 3), [float(torch.rand(()))]
+
+    def get_extra_state(self):
+        return {"factors": list(self.factors)}
+
+    def set_extra_state(self, state):
+        self.factors = state["factors"]
+
+    def forward(self, x):
+        return self.factors[0] * self.layer(x)
+
+
+def test_what_networks_keep_beside_tensors_is_restored_for_each_member():
+    given = torch.randn(5, 4)
+    ens, other = (ds.DeepEnsemble(KeepsMore, 2, seed=seed) for seed in (0, 1))
+    other.load_state_dict(ens.state_dict())
+    torch.testing.assert_close(other(given), ens(given))
+    torch.testing.assert_close(other.member(1)(given), ens.member(1)(given))
+
+
+class Holds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = ds.MCDropout(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3)), 4)
+
+    def forward(self, x):
+        return self.inside(x).mean(0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ds.DeepEnsemble(Holds, 2),
+        lambda: ds.DeepEnsemble.from_members([Holds(), Holds()]),
+        lambda: ds.BatchEnsemble(Holds, 2),
+        lambda: ds.MCDropout(Holds(), 2),
+        lambda: ds.LoRAEnsemble(Holds(), 2, 2),
+    ],
+)
+def test_a_network_that_holds_an_ensemble_is_refused(make):
+    with pytest.raises(ValueError, match="must be one network; got a Holds with a MCDropout"):
+        make()
+
+
+def spectral():
+    return nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 16)), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ds.Masksembles(spectral(), 2),
+        lambda: ds.BatchEnsemble(spectral, 2),
+        lambda: ds.MCDropout(spectral(), 2),
+        lambda: ds.SnapshotEnsemble(spectral, 2),
+        lambda: ds.SWAG(spectral, 2),
+    ],
+)
+def test_weights_that_old_hooks_compute_are_refused_where_one_network_is_shared(make):
+    with pytest.raises(ValueError, match=r"computed from others before each pass \(SpectralNorm\)"):
+        make()
+
+
+def test_members_with_the_old_spectral_norm_are_copied_after_a_pass_of_training():
+    given, ens = torch.randn(8, 4), ds.DeepEnsemble(spectral, 2)
+    ens(given).sum().backward()
+    again = copy.deepcopy(ens).eval()
+    torch.testing.assert_close(again(given)[1], again.member(1)(given))
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.cfloat))
+
+    def forward(self, x):
+        return (x.to(torch.cfloat) @ self.weight).abs()
+
+
+def test_a_soup_averages_complex_weights():
+    ens = ds.DeepEnsemble(Complex, 2)
+    torch.testing.assert_close(ens.soup().weight, (ens.member(0).weight + ens.member(1).weight) / 2)
+    with pytest.raises(ValueError, match="SWAG draws real weights"):
+        ds.SWAG(Complex, 2)
+
+
+def test_sparse_gradients_are_refused_before_training():
+    def make():
+        return nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
+
+    ens, data = ds.DeepEnsemble(make, 2), (torch.randint(0, 10, (8, 2)), torch.arange(8) % 3)
+    with pytest.raises(ValueError, match=r"'net\.0' was made with sparse=True"):
+        ds.fit(ens, data, epochs=1)
+    ens.net[0].sparse = False
+    ds.fit(ens, data, epochs=1)

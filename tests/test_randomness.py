@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import dissensus as ds
@@ -150,3 +151,26 @@ def test_fits_in_threads_are_those_of_their_seeds_whatever_draws_from_the_global
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
     assert torch.equal(before[0], after[0])
     assert before[1:] == after[1:]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch about its own parts
+@pytest.mark.parametrize("training", [True, False])
+def test_an_ensemble_with_dropout_that_a_user_compiles_draws_as_it_does_plainly(training):
+    def make():
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    x = torch.randn(6, 4)
+    plain, ens = (ds.DeepEnsemble(make, 2, seed=0).train(training) for _ in range(2))
+    torch.compiler.reset()
+    ens(x), plain(x)
+    compiled = torch.compile(ens, backend="eager")
+    for _ in range(3):  # from the second pass on its number is a symbol
+        torch.testing.assert_close(compiled(x), plain(x))
+
+
+def test_compiled_keys_are_the_plain_ones():
+    keys = torch.tensor([3, -5, 2**62])
+    torch.compiler.reset()
+    compiled = torch.compile(fold, backend="eager", dynamic=True)
+    for number in (0, 1, 2, -3, 2**40):
+        assert torch.equal(compiled(keys, number), fold(keys, number))

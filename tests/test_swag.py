@@ -104,3 +104,35 @@ def test_tied_weights_are_kept_in_all_their_places_after_a_change_of_precision(k
     for index in range(2):
         torch.testing.assert_close(ens(inputs)[index], ens.net(inputs))
         torch.testing.assert_close(ens.member(index)(inputs), ens.net(inputs))
+
+
+def test_a_last_batch_of_one_row_does_not_end_the_run_after_the_training():
+    rows = torch.randn(257, 4)  # batches of 100 end well, those of 256 that statistics are taken by with one row
+    ens = ds.SWAG(norm_net, 2, start=0.0)
+    ds.fit(ens, (rows, torch.zeros(257, dtype=torch.long)), epochs=2, batch_size=100)
+    net = ens.member(0)
+    torch.optim.swa_utils.update_bn([rows[:256]], net)
+    torch.testing.assert_close(ens.member(0)[1].running_mean, net[1].running_mean)
+
+
+class FrozenNorm(nn.Module):
+    """Keeps the statistics that its BatchNorm layer came with, in the usual way."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.norm.running_mean.fill_(5.0)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.head(self.norm(self.first(x)))
+
+
+def test_statistics_of_frozen_batch_norm_layers_stay():
+    ens = ds.SWAG(FrozenNorm, 2, start=0.0)
+    ds.fit(ens, (x, y), epochs=2)
+    assert (ens.member(1).norm.running_mean == 5.0).all()

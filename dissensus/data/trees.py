@@ -217,13 +217,27 @@ def inputs_of(parts: tuple[Any, ...], named: Mapping[str, Any]) -> Batch:
     return batch_of(parts[0] if len(parts) == 1 else parts)
 
 
+def writes(x: Any) -> tuple[int, ...]:
+    """Return how often each tensor of a batch was written to, as far as tensors say so: those of inference mode do not."""
+    if torch.compiler.is_compiling():
+        return ()
+    leaves = (x,) if isinstance(x, Tensor) else tree_leaves(x)
+    return tuple(leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference())
+
+
+def check_unwritten(x: Any, before: tuple[int, ...]) -> None:
+    """Refuse a network that wrote into its inputs: other members, and whoever handed them over, would have what it left of them."""
+    if writes(x) != before:
+        raise ValueError("The network changes its inputs in place, such as by `x -= mean`. Write `x = x - mean` there.")
+
+
 def call(net: Callable[..., Any], x: Any) -> Any:
     """Call a network as it expects to be: with one tensor, a tuple's parts, or a dictionary's by name."""
-    value = plain(x)
+    value, before = plain(x), writes(x)
     named = value if isinstance(value, dict) else {}
     parts = () if named else value if isinstance(value, tuple) else (value,)
     try:
-        return net(*parts, **named)
+        returned = net(*parts, **named)
     except TypeError as problem:
         if "argument" not in str(problem):
             raise
@@ -231,6 +245,8 @@ def call(net: Callable[..., Any], x: Any) -> Any:
         raise ValueError(
             f"The network cannot be called as net({how}): {problem}. Give a tuple for net(a, b), a dictionary for net(a=..., b=...)."
         ) from problem
+    check_unwritten(x, before)
+    return returned
 
 
 class WholeOutput:

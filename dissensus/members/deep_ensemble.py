@@ -11,24 +11,25 @@ from torch.func import functional_call, vmap
 
 from dissensus._signatures import checked
 from dissensus.construction import describe
-from dissensus.data.trees import Output, call, pick, signature
+from dissensus.data.trees import Output, call, check_unwritten, pick, signature, writes
 from dissensus.engines.graphs import for_each_member
 from dissensus.engines.watching import Attributes, look_at
-from dissensus.members.members import Keys, Members, under
+from dissensus.members.members import Keys, Members, check_networks, under
 from dissensus.members.shared import fastest_layout
 from dissensus.members.stacking import (
     FASTER_APART,
-    PLAIN,
     PROBE_MEMBERS,
     PROBE_ROWS,
     RulesOfVmap,
     Shell,
     Tensors,
+    attributes_of,
     can_stack,
-    check_nets,
     copies_of,
     has_layer,
     join,
+    news_of,
+    own_states,
     quiet_weights,
     stack,
     tensors_of,
@@ -113,13 +114,7 @@ class DeepEnsemble(Members):
         return ensemble
 
     def _adopt(self, nets: list[nn.Module], execution: Execution) -> None:
-        check_nets(nets)
-        for net in nets:
-            if isinstance(net, Members):
-                raise ValueError(
-                    f"A member must be one network; got a {type(net).__name__}, which is an ensemble. Make one of several "
-                    "networks, such as Anchored(make_net, references, num_nets=3)."
-                )
+        check_networks(nets)
         if execution not in ("auto", "vectorised", "loop"):
             raise ValueError(f"`execution` must be 'auto', 'vectorised' or 'loop'; got {execution!r}.")
         self.execution: Execution = execution
@@ -130,16 +125,25 @@ class DeepEnsemble(Members):
         nets = [key_dropout(twin(net)) for net in nets]
         self._embeds, self._recurs = has_layer(nets, nn.Embedding), has_layer(nets, nn.RNNBase)
         self._drops = has_layer(nets, KeyedDropout)
-        # Why one member's module is not every member's, tensors apart; None if it is.
-        self.why_different: str | None = "members have different architectures"
-        if can_stack(nets):
-            self.why_different = why_not_one_program(nets)
-            self.net = stack(nets)
-        else:
-            self.nets = nn.ModuleList(copy.deepcopy(net) for net in nets)
+        self.why_different = self._store(nets)
         # Keys of members and of dropout layers go where the networks are.
         self.to(next((p.device for net in nets for p in net.parameters()), self.member_keys.device))
         self._shells = [Shell(net) for net in nets]
+        # Attributes of the registered networks as members' own modules were last told of them.
+        self._shown = [attributes_of(self._registered(j)) for j in range(1 if self.nets is None else len(nets))]
+
+    def _store(self, nets: list[nn.Module]) -> str | None:
+        """Register networks, as one where that can be; say why one member's module is not every member's, tensors apart."""
+        with_states = any(map(own_states, nets))
+        if can_stack(nets) and not with_states:
+            self.net = stack(nets)
+            return why_not_one_program(nets)
+        self.nets = nn.ModuleList(copy.deepcopy(net) for net in nets)
+        if not with_states:
+            return "members have different architectures"
+        # A state dict holds the state of each registered network.
+        self.register_load_state_dict_post_hook(_hand_on_states)  # type: ignore[no-untyped-call]
+        return "members keep a state of their own beside tensors"
 
     @property
     def construction(self) -> list[Any]:
@@ -195,7 +199,8 @@ class DeepEnsemble(Members):
         picked = (torch.arange(self.num_members, device=x.device) if rows is None else rows)[:PROBE_MEMBERS]
         count = len(picked)
         weights, buffers = self._of_few(tensors, count)
-        inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach()
+        with torch.inference_mode(False):  # a copy that says whether the network writes into it
+            inputs = (x[:count, :PROBE_ROWS] if own else x[:PROBE_ROWS]).detach().clone()
 
         def loop(given: Tensors, batch: Any) -> Tensor:
             return self._run_loop(given, batch, own, picked, lambda: keys()[:count], random=False)
@@ -264,16 +269,17 @@ class DeepEnsemble(Members):
                 returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
             return returned if isinstance(returned, Tensor) and self.output is None else pick(returned, self.picks)
 
-        mended = self._embeds or torch.is_autocast_enabled(x.device.type)
+        mended, before = self._embeds or torch.is_autocast_enabled(x.device.type), writes(x)
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
             outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
+        check_unwritten(x, before)
         if self._drops:
             rewind_dropout(net)
         return outputs
 
     def _run_loop(self, tensors: Tensors, x: Any, own: bool, rows: Tensor | None, keys: Keys, random: bool) -> Tensor:
         members = list(range(self.num_members)) if rows is None else rows.tolist()
-        self._follow_modes(members)
+        self._follow(members)
         seeds = keys().tolist() if random and self.training else None
         split = self._split(tensors, members)
         outputs: list[Any] = [None] * len(members)
@@ -288,18 +294,37 @@ class DeepEnsemble(Members):
         return join(outputs)
 
     def _has_changed(self) -> bool:
-        """Whether somebody changed an attribute of the network that stands for all, or hooked it: members' own modules do not know."""
+        """Whether somebody hooked the network that stands for all, or put another layer in: members' own modules do not know."""
         if self.training or self.net is None or self.why_different is not None:
             return False
-        return why_another(self.net, self._shells[0].net, PLAIN) is not None
+        return why_another(self.net, self._shells[0].net, ()) is not None
 
-    def _follow_modes(self, members: Sequence[int]) -> None:
-        """Have each member's own modules train or evaluate as the registered ones do."""
+    def _registered(self, member: int) -> nn.Module:
+        """Return the network that is registered for a member: its own, or the one that stands for all."""
+        return cast("nn.Module", self.net if self.nets is None else self.nets[member])
+
+    def _follow(self, members: Sequence[int]) -> None:
+        """Have members' own modules keep what was changed in the registered ones, and those of these members train or evaluate likewise."""
+        for place in [0] if self.nets is None else members:
+            news, self._shown[place] = news_of(self._registered(place), self._shown[place])
+            if any(news):
+                for shell in self._shells if self.nets is None else [self._shells[place]]:
+                    for module, new in zip(shell.net.modules(), news, strict=True):
+                        module.__dict__.update(new)
         for member in members:
-            registered = self.nets[member] if self.nets is not None else self.net
-            assert isinstance(registered, nn.Module)
-            for module, shown in zip(self._shells[member].net.modules(), registered.modules(), strict=True):
-                module.training = shown.training
+            for module, shown in zip(
+                self._shells[member].net.modules(), self._registered(member).modules(), strict=True
+            ):
+                if module.training is not shown.training:
+                    module.training = shown.training
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "DeepEnsemble":
+        """Change dtype or device of all tensors, also of plain ones that networks change by themselves."""
+        for shell in self._shells:
+            shell.release()
+            shell.net._apply(fn)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _split(self, tensors: Tensors, members: Sequence[int]) -> list[dict[str, Tensor]]:
         if self.nets is not None:
@@ -325,6 +350,7 @@ class DeepEnsemble(Members):
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module with its current weights."""
         index = self.check_index(index)
+        self._follow([index])
         row = self._split(tensors_of(self), range(self.num_members))[index]
         return plain_dropout(self._shells[index].materialise(row)).train(self.training)
 
@@ -335,17 +361,25 @@ class DeepEnsemble(Members):
         places = [before.index(member) for member in self.member_ids]
         self._shells = [self._shells[place] for place in places]
         if self.nets is not None:
+            self._shown = [self._shown[place] for place in places]
             self.nets = nn.ModuleList(self.nets[place] for place in places)
 
     def release(self) -> None:
         """Have each member's own modules let go of the tensors they were lent, and train or evaluate as the registered ones do."""
         for shell in self._shells:
             shell.release()
-        self._follow_modes(range(self.num_members))
+        self._follow(range(self.num_members))
 
     def __getstate__(self) -> dict[str, Any]:
         self.release()
         return self.__dict__
+
+
+def _hand_on_states(ensemble: DeepEnsemble, _: object) -> None:
+    """Have members' own modules take over what loading restored of the registered ones beside tensors."""
+    for shell, net in zip(ensemble._shells, ensemble.nets or (), strict=True):
+        for own, registered in zip(own_states(shell.net), own_states(net), strict=True):
+            own.set_extra_state(registered.get_extra_state())
 
 
 @contextmanager

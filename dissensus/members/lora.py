@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from dissensus._signatures import checked, real_number, whole_number
 from dissensus.data.trees import Output
-from dissensus.members.members import Members
+from dissensus.members.members import check_networks
 from dissensus.members.shared import OwnLayer, SharedMembers
-from dissensus.members.stacking import average, check_nets, tensors_of, twin
+from dissensus.members.stacking import average, tensors_of, twin
 from dissensus.nets.dropout import put_layer
 from dissensus.nets.graphs import listed
 from dissensus.randomness import derive, uniform
@@ -69,9 +69,7 @@ class LoRAEnsemble(SharedMembers):
         whole_number("num_members", num_members, 1)
         whole_number("rank", rank, 1)
         real_number("alpha", alpha, above=True)
-        check_nets([net])
-        if isinstance(net, Members):
-            raise ValueError(f"`net` must be one network; got a {type(net).__name__}. Take one of its members.")
+        check_networks([net])
         net.requires_grad_(False)
         grown = twin(net)
         linear = {name: module for name, module in grown.named_modules() if type(module) is nn.Linear}

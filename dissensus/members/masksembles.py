@@ -11,16 +11,13 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
-from torch.utils._pytree import tree_leaves
 
 from dissensus import masks
 from dissensus._signatures import checked
 from dissensus.data.sources import device_of
 from dissensus.data.trees import Output
 from dissensus.members.members import Keys, evaluation_mode, under
-from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt, call, fastest_layout
+from dissensus.members.shared import BatchUse, PerRow, SharedMembers, adopt, call, fastest_layout, has_values
 from dissensus.members.stacking import Tensors, as_held, join, replace_tensors, tensors_of
 from dissensus.nets.dropout import plain_dropout
 from dissensus.nets.graphs import Layers, Map, Site, Slice, listed, width_name
@@ -151,7 +148,7 @@ class Masksembles(SharedMembers):
         """Run members on the given tensors; see `Members.run`."""
         if any(module.training for module in self.modules()):
             return super().run(tensors, x, own=own, rows=rows, keys=keys)
-        if self._few is None and not self._trimming_checked and x.shape[int(own)] > 0 and _has_values(x):
+        if self._few is None and not self._trimming_checked and x.shape[int(own)] > 0 and has_values(x):
             self._few = (x[0] if own else x)[:2].detach().clone()
         # A GPU is faster with all channels of one large batch than with the uneven numbers that members keep.
         if {"tiled": True, "apart": False, "auto": x.device.type == "cuda"}[self.execution]:
@@ -201,11 +198,6 @@ class Masksembles(SharedMembers):
             if layer.form == "masked" and layer.ones < layer.width:
                 log.info("member %d keeps the mask of %s: %s", index, layer.name, layer.reason)
         return self._trimmer[0].member(under("net.", tensors_of(self)), index).train(self.training)
-
-
-def _has_values(x: Any) -> bool:
-    """Whether a tensor holds the values it stands for: not while a pass is recorded or mapped."""
-    return _get_current_dispatch_mode() is None and not any(map(is_functorch_wrapped_tensor, tree_leaves(x)))
 
 
 def _apart_from_each_other(sites: list[Site]) -> list[Site]:

@@ -6,15 +6,17 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from dissensus._signatures import checked
+from dissensus._signatures import checked, warn
 from dissensus.data.trees import Batch, Output, Tree, inputs_of
-from dissensus.members.members import Keys
-from dissensus.members.shared import SharedMembers, adopt, layers_as_written
-from dissensus.members.stacking import Tensors
+from dissensus.engines.watching import Attributes, look_at
+from dissensus.members.members import Keys, under
+from dissensus.members.shared import SharedMembers, adopt, call, has_values, layers_as_written
+from dissensus.members.stacking import Tensors, copies_of
 from dissensus.nets.dropout import KeyedDropout, can_be_keyed, key_dropout, plain_dropout
-from dissensus.randomness import fold, uniform
+from dissensus.randomness import fold, seeded, uniform
 
 Masks = Literal["member", "input"]
 
@@ -52,6 +54,9 @@ class MCDropout(SharedMembers):
     By default a member is one function: it drops the same values for every input. With `masks="input"` it draws anew
     for every input, as is the custom; what it draws depends on (seed, member, input). Either way predictions
     can be had again, whatever the batch size and order. Training is that of the network alone, with ordinary dropout.
+
+    Only layers of torch, `nn.Dropout` and its like, can be left on. What a network drops elsewhere (attention its weights, `nn.LSTM`
+    between layers, `functional.dropout`) is off in evaluation, with a warning.
 
     Args:
         net: A network with dropout layers, or any network with `p`. It is copied.
@@ -91,9 +96,36 @@ class MCDropout(SharedMembers):
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
         if not self.training:
+            if "evaluating" not in self.decisions and x.shape[int(own)] > 0 and has_values(x):
+                self._check_what_draws(tensors, (x[0] if own else x)[:2].detach().clone())
             chosen = self.member_keys if rows is None else self.member_keys.index_select(0, rows)
             set_keys(self.net, chosen, x, self.masks, own)
         return super().run(tensors, x, own=own, rows=rows, keys=keys)
+
+    def _check_what_draws(self, tensors: Tensors, few: Batch) -> None:
+        """Refuse a network none of whose dropout layers runs, and warn of what it draws elsewhere; seen in a pass of training, once."""
+        layers, own = list(_layers(self.net)), copies_of(under("net.", tensors))
+        with seeded(0, alone=True), Attributes(self.parts()), torch.no_grad(), layers_as_written():
+            for module in self.net.modules():
+                module.training = not isinstance(module, _NormBase)
+            for layer in layers:
+                layer.calls = 0
+            try:
+                drawn, _ = look_at(lambda: call(self.net, own, few, self.picks))
+                ran = any(layer.calls for layer in layers)
+            except Exception:  # a network that does something else in training
+                drawn, ran = frozenset(), True
+        if not ran:
+            raise ValueError(
+                "No dropout layer of the network runs, so all draws would be alike; what it drops elsewhere, as attention does, "
+                "cannot be drawn by member. Use nn.Dropout layers in its forward."
+            )
+        self.decisions["evaluating"] = {"random": bool(drawn)}
+        if drawn:
+            warn(
+                f"The network draws random numbers outside dropout layers ({', '.join(sorted(drawn))}), as attention does. "
+                "They are off in evaluation: members do not differ by them. Put nn.Dropout layers in their place."
+            )
 
     def member(self, index: int) -> nn.Module:
         """Return one draw as an independent plain module; it drops the same in training and evaluation."""

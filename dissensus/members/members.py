@@ -20,7 +20,15 @@ from dissensus._signatures import whole_number
 from dissensus.construction import describe
 from dissensus.data.features import CachedFeatures
 from dissensus.data.trees import WHOLE, Batch, Output, Tree, WholeOutput, expand_rows, inputs_of
-from dissensus.members.stacking import FASTER_APART, Shell, Tensors, average, check_one_architecture, tensors_of
+from dissensus.members.stacking import (
+    FASTER_APART,
+    Shell,
+    Tensors,
+    average,
+    check_nets,
+    check_one_architecture,
+    tensors_of,
+)
 from dissensus.randomness import derive, evaluating, fold
 
 _locks: WeakKeyDictionary[Module, RLock] = WeakKeyDictionary()
@@ -357,6 +365,19 @@ def as_members(value: Any, name: str = "members") -> Members:
     if not isinstance(value, Members):
         raise ValueError(f"`{name}` must be {Members._in_words}; got {type(value).__name__}.")
     return value
+
+
+def check_networks(nets: Sequence[nn.Module]) -> None:
+    """Refuse what cannot be members' networks, ensembles among them: one inside a network draws by its own count of passes and members."""
+    check_nets(nets)
+    for net in nets:
+        inside = next((module for module in net.modules() if isinstance(module, Members)), None)
+        if inside is not None:
+            where = "" if inside is net else f"{type(net).__name__} with a "
+            raise ValueError(
+                f"A member must be one network; got a {where}{type(inside).__name__}, an ensemble. Take one of its members, or make one "
+                "ensemble of several networks, such as Anchored(make_net, references, num_nets=3)."
+            )
 
 
 def _inputs_of(parts: tuple[Any, ...], named: Mapping[str, Any]) -> Batch:

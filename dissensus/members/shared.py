@@ -8,14 +8,17 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import functional_call
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._pytree import tree_leaves
 
 from dissensus._signatures import whole_number
 from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import Attributes, look_at
-from dissensus.members.members import Keys, Members, under
-from dissensus.members.stacking import Tensors, check_nets, copies_of, has_layer, keep_weights_apart, quiet_weights
+from dissensus.members.members import Keys, Members, check_networks, under
+from dissensus.members.stacking import Tensors, copies_of, has_layer, keep_weights_apart, quiet_weights
 from dissensus.nets.dropout import dropout_keys, key_dropout, plain_dropout, put_layer, rewind_dropout
 from dissensus.randomness import derive, seeded
 
@@ -119,7 +122,7 @@ class SharedMembers(Members):
         if self.net.training and "training" not in self.decisions:
             # Whether the network draws random numbers that are not a dropout layer's.
             with seeded(0, alone=True), Attributes(self.parts()), torch.no_grad():
-                drawn, _ = look_at(lambda: self._run_net(copies_of(tensors), x.detach(), owners, keys))
+                drawn, _ = look_at(lambda: self._run_net(copies_of(tensors), x.detach().clone(), owners, keys))
             self.decisions["training"] = {"random": bool(drawn)}
         random = self.net.training and self.decisions["training"]["random"]
         with seeded(keys().tolist()[0], alone=True) if random else nullcontext():
@@ -148,6 +151,13 @@ class SharedMembers(Members):
         if self.loss_over_members == "sum":
             return super().soup()
         raise ValueError(f"{type(self).__name__} members share their weights: average their predictions, or take one.")
+
+
+def has_values(x: Any) -> bool:
+    """Whether a batch holds the values it stands for: not while a pass is recorded, compiled or mapped."""
+    if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
+        return False
+    return not any(map(is_functorch_wrapped_tensor, tree_leaves(x)))
 
 
 @contextmanager
@@ -198,7 +208,13 @@ def new(make_net: Callable[[], nn.Module], num_members: int) -> nn.Module:
 def adopt(net: nn.Module, num_members: int) -> nn.Module:
     """Return a copy of a user's network, or say what is wrong with it or with the number of members."""
     whole_number("num_members", num_members, 1)
-    if isinstance(net, Members):
-        raise ValueError(f"The network must be one network; got a {type(net).__name__}. Take one of its members.")
-    check_nets([net])
+    check_networks([net])
+    for name, layer in net.named_modules():
+        if old := [
+            hook for hook in layer._forward_pre_hooks.values() if type(hook).__module__.startswith("torch.nn.utils.")
+        ]:
+            raise ValueError(
+                f"{name or 'The network itself'} has a weight that is computed from others before each pass ({type(old[0]).__name__}). "
+                "Take that off first, or use torch.nn.utils.parametrizations."
+            )
     return copy.deepcopy(net)

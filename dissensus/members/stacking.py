@@ -81,6 +81,11 @@ def can_stack(nets: Sequence[nn.Module]) -> bool:
     return all(layout == layouts[0] for layout in layouts)
 
 
+def own_states(net: nn.Module) -> list[nn.Module]:
+    """Return the modules that put more than tensors into a state dict."""
+    return [module for module in net.modules() if type(module).get_extra_state is not nn.Module.get_extra_state]
+
+
 def why_not_one_program(nets: Sequence[nn.Module]) -> str | None:
     """Say why running the first net's code on another net's tensors would not be that net; None if it would."""
     if len(list(nets[0].named_modules(remove_duplicate=False))) > len(list(nets[0].modules())):
@@ -118,15 +123,40 @@ def why_another(
     return None
 
 
+# Of each module of a network.
+PlainAttributes: TypeAlias = list[dict[str, Any]]
+
+
+def attributes_of(net: nn.Module) -> PlainAttributes:
+    """Return the plain attributes of each module of a network."""
+    kinds = (*PLAIN, types.NoneType)
+    return [
+        {key: value for key, value in module.__dict__.items() if isinstance(value, kinds) and key not in _BOOKKEEPING}
+        for module in net.modules()
+    ]
+
+
+def news_of(net: nn.Module, before: PlainAttributes) -> tuple[PlainAttributes, PlainAttributes]:
+    """Return which plain attributes of each module are others than before, and all of them as they now are."""
+    now = attributes_of(net)
+    news = [
+        {key: value for key, value in own.items() if key not in old or not _equal(value, old[key])}
+        for own, old in zip(now, before, strict=True)
+    ]
+    return news, now
+
+
 def copies_of(tensors: Tensors) -> dict[str, Tensor]:
     """Return copies of tensors, by the same names."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def average(states: Sequence[Tensors]) -> dict[str, Tensor]:
-    """Return averaged weights; what is not a real number is the first one's."""
+    """Return averaged weights; what is neither real nor complex is the first one's."""
     return {
-        name: torch.stack([state[name] for state in states]).mean(0) if tensor.is_floating_point() else tensor
+        name: torch.stack([state[name] for state in states]).mean(0)
+        if tensor.is_floating_point() or tensor.is_complex()
+        else tensor
         for name, tensor in states[0].items()
     }
 
@@ -231,6 +261,14 @@ class Shell:
             stores = ((module._parameters, self._parameters), (module._buffers, self._buffers))
             for store, noted in stores:
                 noted += [(module, name, owner[id(t)]) for name, t in store.items() if t is not None]
+        # Weights that old hooks, such as those of nn.utils.spectral_norm, compute before each pass.
+        self._computed = [
+            (module, name)
+            for module in net.modules()
+            if module._forward_pre_hooks
+            for name, value in module.__dict__.items()
+            if isinstance(value, Tensor)
+        ]
         self.release()
 
     def release(self) -> None:
@@ -240,6 +278,9 @@ class Shell:
             setattr(module, name, None)
         for module, name, _ in self._buffers:
             module._buffers[name] = None
+        for module, name in self._computed:
+            if isinstance(weight := module.__dict__.get(name), Tensor):
+                module.__dict__[name] = weight.detach()
 
     def run(self, row: dict[str, Tensor], x: Any, keys: Callable[[], Tensor], output: Output | WholeOutput) -> Any:
         """Return what the member says of a batch with these tensors, and with dropout by this key."""

@@ -173,6 +173,10 @@ class SWAG(Trajectory):
         super().__init__(make_net, num_members, seed, output=output)
         self.start, self.rank, self.scale = start, rank, scale
         weights = self._weights()
+        if weights.is_complex():
+            raise ValueError(
+                "SWAG draws real weights, and the network has complex ones. Give them as two real tensors each."
+            )
         self.register_buffer("mean", weights.clone())
         self.register_buffer("variance", torch.zeros_like(weights))
         self.register_buffer("deviations", weights.new_zeros(rank, len(weights)))
@@ -226,16 +230,24 @@ class SWAG(Trajectory):
 
     @torch.no_grad()
     def update_batch_norm(self, data: Any, batch_size: int = 256) -> None:
-        """Take every member's BatchNorm statistics anew: averages over the batches of this data, as its weights see them."""
+        """Take every member's BatchNorm statistics anew: averages over the batches of this data, as its weights see them.
+
+        Layers that a network keeps in evaluation while it trains keep theirs. A batch of one row, of which many layers can take no
+        statistics, is left out where a larger one came before.
+        """
         device = device_of(self)
         for index in range(self.num_members):
-            net = self.member(index).eval()
-            for module in net.modules():
-                if isinstance(module, _BatchNorm):
-                    module.reset_running_stats()
-                    module.train()
-                    module.momentum = None
+            net = self.member(index).train()
+            norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.training]
+            net.eval()
+            for module in norms:
+                module.reset_running_stats()
+                module.train()
+                module.momentum = None
+            largest = 0
             with seeded(0):
                 for x, _ in pair_batches(data, batch_size):
-                    call_with(net, x.to(device))
+                    largest = max(largest, len(x))
+                    if len(x) > 1 or largest == 1:
+                        call_with(net, x.to(device))
             self.keep(index, tensors_of(copy.deepcopy(net)))

@@ -241,6 +241,7 @@ def make_optimizer(
     options: Mapping[str, Any],
 ) -> RowOptimizer | SeparateOptimizers:
     """Make the optimizer that `fit` was asked for: row-wise where its update is elementwise, one a member otherwise."""
+    _check_dense(members)
     count = members.num_trained
     has_complex = any(block.flat.is_complex() for block in blocks)
     if isinstance(optimizer, str):
@@ -268,6 +269,15 @@ def _of_factory(
     owners = dict.fromkeys(chain.from_iterable(map(_owners, blocks)))
     more = {owner: _MemberOptimizer(factory, members, blocks, owner) for owner in owners if owner not in made}
     return SeparateOptimizers(blocks, made | more)
+
+
+def _check_dense(members: Members) -> None:
+    """Refuse layers whose gradients are sparse."""
+    for name, layer in members.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse and layer.weight.requires_grad:
+            raise ValueError(
+                f"{name!r} was made with sparse=True, and members train by dense gradients. Make it with sparse=False."
+            )
 
 
 def _named_rule(name: str, options: Mapping[str, Any]) -> Rule:
