@@ -1,10 +1,11 @@
 """How networks and ensembles were made, as JSON: the arguments of their constructors, and code by its name.
 
-A description never holds code. Layers of torch.nn, reference networks and kinds of ensembles are made again as they are; all else only
-where it is allowed by name; what has no name (a lambda, a network that was handed over) must be given again.
+A description never holds code. Layers of torch.nn and nn.Sequential of them, reference networks and kinds of ensembles are made again as
+they are; all else only where it is allowed by name; what has no name (a lambda around a class of your own) must be given again.
 """
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from importlib import import_module
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 P = ParamSpec("P")
 Made = TypeVar("Made")
+Net = TypeVar("Net", bound=nn.Module)
 _ATOMS = (bool, int, float, str, type(None))
 # Modules whose functions make networks or compute, and packages whose classes are layers and ensembles.
 _KNOWN_FUNCTIONS = ("dissensus.architectures", "torch.nn.functional")
@@ -61,8 +63,52 @@ _DESCRIPTIONS: Mapping[Any, Callable[[Any], Any]] = {
     Tensor: lambda value: {"zeros": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")},
     np.ndarray: lambda value: {"array": list(value.shape), "dtype": str(value.dtype)},
     partial: _described_partial,
-    nn.Module: lambda value: getattr(value, "construction", None) or {"unknown": f"a {type(value).__name__}"},
+    nn.Module: lambda value: construction_of(value) or {"unknown": f"a {type(value).__name__}"},
 }
+
+
+def construction_of(net: nn.Module) -> Any:
+    """Return how a network was made: as it says itself, or as its layers say; None where neither does."""
+    known = getattr(net, "construction", None)
+    return known if known is not None or not _is_plain(net) else _by_layers(net)
+
+
+def told_how(net: Net) -> Net:
+    """Return a network that says itself how it was made, where that can be told."""
+    if (way := construction_of(net)) is not None:
+        net.construction = way
+    return net
+
+
+def _is_plain(net: nn.Module) -> bool:
+    """Whether making a network's layers again is all there is to it: none shared, tied, hooked or frozen beside others that train."""
+    modules, parameters = list(net.modules()), list(net.parameters())
+    shared = len(modules) < len(list(net.named_modules(remove_duplicate=False)))
+    tied = len(parameters) < len(list(net.named_parameters(remove_duplicate=False)))
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return not (shared or tied or hooked) and len({parameter.requires_grad for parameter in parameters}) < 2
+
+
+def _by_layers(net: nn.Module) -> dict[str, Any] | None:
+    """Return how a layer of torch.nn is made again, or nn.Sequential of such; None of all else."""
+    if type(net) is nn.Sequential:
+        parts = {name: _by_layers(part) for name, part in net.named_children()}
+        return None if None in parts.values() else {"sequential": parts}
+    kept = _arguments_of(net) if type(net).__module__.startswith("torch.nn.modules.") else None
+    return None if kept is None else {"call": _name_of(type(net)), "arguments": describe(kept)}
+
+
+def _arguments_of(layer: nn.Module) -> dict[str, Any] | None:
+    """Return the arguments of a layer's constructor, which most keep as attributes of their names; None of a layer that does not."""
+    names = [
+        name for name in inspect.signature(type(layer)).parameters if name[0] != "_" and name not in ("device", "dtype")
+    ]
+    if not all(hasattr(layer, name) for name in names):
+        return None
+    kept = {name: getattr(layer, name) for name in names}
+    if "bias" in kept:
+        kept["bias"] = kept["bias"] is not None
+    return kept if all(isinstance(value, (*_ATOMS, tuple)) for value in kept.values()) else None
 
 
 def _name_of(value: Any) -> str | None:
@@ -79,19 +125,29 @@ def make_again(description: Any, allow: Collection[str]) -> Any:
         return [make_again(each, allow) for each in description]
     if not isinstance(description, dict):
         return description
-    if "unknown" in description:
-        raise UnknownNetwork(str(description["unknown"]))
-    if "zeros" in description:
-        return torch.zeros(description["zeros"], dtype=getattr(torch, str(description["dtype"])))
-    if "array" in description:
-        return np.zeros(description["array"], dtype=description["dtype"])
-    if "name" in description:
-        return _imported(description["name"], allow)
-    if "partial" in description:
-        return partial(make_again(description["partial"], allow), **make_again(description["arguments"], allow))
-    if "call" in description:
-        return _imported(description["call"], allow)(**make_again(description["arguments"], allow))
+    form = next((form for form in _FORMS if form in description), None)
+    if form is not None:
+        return _FORMS[form](description, allow)
     return {key: make_again(each, allow) for key, each in description.items()}
+
+
+def _unknown(description: Mapping[str, Any], allow: Collection[str]) -> Any:
+    raise UnknownNetwork(str(description["unknown"]))
+
+
+# Descriptions by the key that tells them, and how what they describe is made.
+_FORMS: Mapping[str, Callable[[Mapping[str, Any], Collection[str]], Any]] = {
+    "unknown": _unknown,
+    "zeros": lambda d, _: torch.zeros(d["zeros"], dtype=getattr(torch, str(d["dtype"]))),
+    "array": lambda d, _: np.zeros(d["array"], dtype=d["dtype"]),
+    "name": lambda d, allow: _imported(d["name"], allow),
+    "partial": lambda d, allow: partial(make_again(d["partial"], allow), **make_again(d["arguments"], allow)),
+    "function": lambda d, allow: partial(make_again, d["function"], allow),
+    "sequential": lambda d, allow: nn.Sequential(
+        OrderedDict((name, make_again(one, allow)) for name, one in d["sequential"].items())
+    ),
+    "call": lambda d, allow: _imported(d["call"], allow)(**make_again(d["arguments"], allow)),
+}
 
 
 def _imported(name: Any, allow: Collection[str]) -> Any:

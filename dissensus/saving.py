@@ -37,9 +37,9 @@ _NETWORKS = {
 def save(members: Members, folder: str | Path) -> None:
     """Write an ensemble of any kind to a folder: `model.safetensors` and `config.json`, as model hubs have them; nothing pickled.
 
-    The configuration holds how the ensemble was made: its kind and settings, and its networks where they are of
-    `dissensus.architectures` or made by a function or class that can be imported. Others (lambdas around code of your own) are made
-    again by a factory that you give to `load`.
+    The configuration holds how the ensemble was made: its kind and settings, and its networks where they are layers of torch.nn,
+    `nn.Sequential` of them, of `dissensus.architectures`, or made by a function or class that can be imported. Others (lambdas around
+    code of your own) are made again by a factory that you give to `load`.
 
     Args:
         members: The ensemble, trained or not.
@@ -83,11 +83,11 @@ def _arguments(members: Members) -> dict[str, Any]:
     found = dict(members.made_by[1])
     modules = dict(members.named_modules())
     for name, places in _NETWORKS.items():
-        # A network that was handed over is described already where it is known: what is not yet is a factory.
-        if isinstance(given := found.get(name), dict) and given.get("factory"):
+        # A network that was handed over is described already where it is known; of a function counts what it made, if that says how.
+        if isinstance(given := found.get(name), dict) and (given.get("factory") or "name" in given):
             ways = [getattr(modules[place], "construction", None) for place in places if place in modules]
             if ways and ways[0] is not None:
-                found[name] = {"partial": {"name": ways[0]["call"]}, "arguments": ways[0]["arguments"]}
+                found[name] = {"function": ways[0]}
     return found
 
 
@@ -229,7 +229,7 @@ def _networks(description: Any, given: Any) -> Any:
         return [make() for make in given]
     if isinstance(description, list):
         return [given() for _ in description]
-    is_function = description.get("factory") or "name" in description or "partial" in description
+    is_function = description.get("factory") or any(form in description for form in ("name", "partial", "function"))
     return given if is_function else given()
 
 

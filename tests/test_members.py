@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dissensus as ds
+from dissensus.members import KINDS
 
 
 def mlp(dropout: float = 0.0) -> nn.Module:
@@ -615,3 +616,29 @@ def test_sparse_gradients_are_refused_before_training():
         ds.fit(ens, data, epochs=1)
     ens.net[0].sparse = False
     ds.fit(ens, data, epochs=1)
+
+
+@pytest.mark.parametrize("kind", ["deep", "batch_ensemble", "packed"])
+def test_a_pass_without_updates_leaves_buffers_alone(kind):
+    def make():
+        return torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        )
+
+    ens = KINDS[kind](make, 2, seed=0).train()
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)) + 1.0
+    before = {name: buffer.clone() for name, buffer in ens.named_buffers()}
+    alone = ens(x, update_buffers=False)
+    each = ens.each(x.expand(2, 16, 4), update_buffers=False)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in ens.named_buffers())
+    torch.testing.assert_close(ens(x), alone)
+    assert any(not torch.equal(buffer, before[name]) for name, buffer in ens.named_buffers())
+    assert each.shape == alone.shape
+
+
+def test_one_member_may_be_picked_by_its_number():
+    ens = ds.DeepEnsemble(lambda: torch.nn.Linear(4, 3)).eval()
+    assert ens.num_members == 5
+    x = torch.randn(6, 4)
+    assert torch.equal(ens.pick(1)(x), ens.pick([1])(x))
+    assert torch.equal(ens.pick(-1)(x)[0], ens(x)[4])

@@ -86,7 +86,7 @@ def test_rows_that_are_not_finite_are_found_wherever_they_are(tmp_path, monkeypa
 
 
 def test_predicting_from_a_file_is_predicting_from_memory(tmp_path):
-    ens = ds.DeepEnsemble(lambda: torch.nn.Sequential(torch.nn.ReLU(inplace=True), torch.nn.Linear(3, 2)), 2)
+    ens = ds.DeepEnsemble(lambda: torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(3, 2)), 2)
     values = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
     np.save(tmp_path / "x.npy", values)
     before = values.copy()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import OrderedDict
 from functools import partial
 
 import numpy as np
@@ -16,8 +17,31 @@ from dissensus.architectures import mlp
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.drop(self.first(x).relu()))
+
+
 def importable():
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+    return Plain()
+
+
+def of_layers():
+    rest = nn.Sequential(nn.LeakyReLU(0.3), nn.Dropout(0.2), nn.Linear(8, 3, bias=False))
+    return nn.Sequential(
+        OrderedDict(first=nn.Linear(4, 8), norm=nn.BatchNorm1d(8, eps=1e-3), act=nn.GELU("tanh"), rest=rest)
+    )
+
+
+def of_convolutions():
+    pool = nn.AdaptiveAvgPool1d(2), nn.Flatten()
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 6, 3, padding="same"), nn.PReLU(6), *pool, nn.Linear(12, 3)
+    )
 
 
 class Tied(nn.Module):
@@ -33,6 +57,15 @@ class Tied(nn.Module):
 KNOWN = {
     "deep": lambda: ds.DeepEnsemble(lambda: mlp(4, [8], 3, activation=nn.GELU, dropout=0.1, norm=True), 3, seed=5),
     "partial": lambda: ds.DeepEnsemble(partial(mlp, 4, [8], outputs=3), 2),
+    "layers of torch": lambda: ds.DeepEnsemble(lambda: of_layers(), 3),
+    "layers by a function": lambda: ds.DeepEnsemble(of_convolutions, 2),
+    "layers handed over": lambda: ds.DeepEnsemble.from_members([of_layers(), of_convolutions()]),
+    "layers with masks": lambda: ds.Masksembles(of_layers(), 3, scale=1.5),
+    "layers with dropout": lambda: ds.MCDropout(of_layers(), 3),
+    "layers below heads": lambda: ds.HeadEnsemble(
+        of_layers().requires_grad_(False), lambda: nn.Sequential(nn.Linear(3, 3)), 2
+    ),
+    "layers with anchors": lambda: ds.Anchored(of_layers(), X.clone(), 2),
     "one layer": lambda: ds.DeepEnsemble(partial(nn.Linear, 4, 3), 2),
     "from members": lambda: ds.DeepEnsemble.from_members([mlp(4, [8], 3), mlp(4, [8], 3)]),
     "different members": lambda: ds.DeepEnsemble.from_members([mlp(4, [8], 3), mlp(4, [9, 5], 3)]),
@@ -96,6 +129,29 @@ def test_networks_of_your_own_are_made_by_a_factory(tmp_path):
     assert torch.equal(ds.predict(ds.load(tmp_path / "tied", Tied), X), ds.predict(tied, X))
 
 
+def test_layers_that_are_more_than_their_settings_are_given_again(tmp_path):
+    def twice():
+        layer = nn.Linear(4, 4)
+        return nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(4, 3))
+
+    def hooked():
+        net = of_layers()
+        net[0].register_forward_hook(lambda *given: None)
+        return net
+
+    def half_frozen():
+        net = of_layers()
+        net[0].requires_grad_(False)
+        return net
+
+    for make in (twice, hooked, half_frozen):
+        ens = ds.DeepEnsemble(make, 2)
+        ds.save(ens, tmp_path / make.__name__)
+        with pytest.raises(ValueError, match="which a file cannot hold"):
+            ds.load(tmp_path / make.__name__)
+        assert torch.equal(ds.predict(ds.load(tmp_path / make.__name__, make), X), ds.predict(ens, X))
+
+
 def test_code_of_other_packages_is_not_run_unless_allowed(tmp_path):
     ens = ds.DeepEnsemble(importable, 2)
     ds.save(ens, tmp_path)
@@ -127,7 +183,7 @@ COMMAND = "dissensus._files:os.system"
         "call": lambda c, run: c["arguments"].update(make_member={"call": COMMAND, "arguments": run}),
         "name": lambda c, run: c["arguments"].update(make_member={"name": COMMAND}),
         "partial": lambda c, run: c["arguments"].update(make_member={"partial": {"name": COMMAND}, "arguments": run}),
-        "inside an argument": lambda c, run: c["arguments"]["make_member"]["arguments"].update(
+        "inside an argument": lambda c, run: c["arguments"]["make_member"]["function"]["arguments"].update(
             hidden=[{"call": COMMAND, "arguments": run}]
         ),
         "kind": lambda c, run: c.update(kind=COMMAND, arguments=run),

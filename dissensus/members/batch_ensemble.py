@@ -69,7 +69,7 @@ class BatchEnsemble(SharedMembers):
     def __init__(
         self,
         make_net: Callable[[], nn.Module],
-        num_members: int,
+        num_members: int = 4,
         seed: int = 0,
         *,
         batches: BatchUse = "whole",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from dissensus._signatures import checked
-from dissensus.construction import describe
+from dissensus.construction import describe, told_how
 from dissensus.data.trees import Output, call, check_unwritten, pick, signature, writes
 from dissensus.engines.graphs import for_each_member
 from dissensus.engines.watching import Attributes, look_at
@@ -74,7 +74,7 @@ class DeepEnsemble(Members):
     def __init__(
         self,
         make_member: Callable[[], nn.Module],
-        num_members: int,
+        num_members: int = 5,
         seed: int = 0,
         *,
         execution: Execution = "auto",
@@ -122,7 +122,7 @@ class DeepEnsemble(Members):
         self.net: nn.Module | None = None
         self.nets: nn.ModuleList | None = None
         # Twins: what a factory returns may be somebody's network, which must stay as it is.
-        nets = [key_dropout(twin(net)) for net in nets]
+        nets = [key_dropout(told_how(twin(net))) for net in nets]
         self._embeds, self._recurs = has_layer(nets, nn.Embedding), has_layer(nets, nn.RNNBase)
         self._drops = has_layer(nets, KeyedDropout)
         self.why_different = self._store(nets)
@@ -211,10 +211,10 @@ class DeepEnsemble(Members):
         tried = copies_of(weights)
         drawn, work = look_at(lambda: loop(tried | copies_of(buffers), inputs))
         # Further copies only for passes that write to weights: they may be most of the memory.
-        writes = not all(map(torch.equal, tried.values(), weights.values()))
+        changes = not all(map(torch.equal, tried.values(), weights.values()))
 
         def for_an_attempt() -> Tensors:
-            return copies_of(weights) if writes else tried
+            return copies_of(weights) if changes else tried
 
         # Of one member on the whole batch.
         work *= x.shape[int(own)] / max(inputs.shape[int(own)], 1) / count
@@ -269,10 +269,13 @@ class DeepEnsemble(Members):
                 returned = call(lambda *parts, **named: functional_call(net, one, parts, named), batch)
             return returned if isinstance(returned, Tensor) and self.output is None else pick(returned, self.picks)
 
-        mended, before = self._embeds or torch.is_autocast_enabled(x.device.type), writes(x)
+        mended = self._embeds or torch.is_autocast_enabled(x.device.type)
+        untried = self.execution == "vectorised"
+        before = writes(x) if untried else ()
         with _quiet_vmap(), RulesOfVmap() if mended else nullcontext():
             outputs: Tensor = vmap(run_one, in_dims=(0, 0 if own else None), randomness="error")(stacked, x)
-        check_unwritten(x, before)
+        if untried:
+            check_unwritten(x, before)
         if self._drops:
             rewind_dropout(net)
         return outputs

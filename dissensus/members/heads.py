@@ -54,7 +54,7 @@ class HeadEnsemble(OnDeepEnsemble):
         self,
         backbone: nn.Module,
         make_head: MakeHead,
-        num_members: int,
+        num_members: int = 50,
         seed: int = 0,
         *,
         features: Output = None,

@@ -94,7 +94,7 @@ class Masksembles(SharedMembers):
     def __init__(
         self,
         net: nn.Module,
-        num_members: int,
+        num_members: int = 4,
         scale: float = 2.0,
         *,
         layers: Layers = "auto",

@@ -80,7 +80,7 @@ class MCDropout(SharedMembers):
     def __init__(
         self,
         net: nn.Module,
-        num_members: int,
+        num_members: int = 10,
         seed: int = 0,
         p: float | None = None,
         *,

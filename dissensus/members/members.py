@@ -3,8 +3,8 @@
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, wraps
 from threading import Lock, RLock
@@ -144,17 +144,17 @@ class Members(nn.Module, ABC):
     def member(self, index: int) -> nn.Module:
         """Return one member as an independent plain module with its current weights."""
 
-    def forward(self, *x: Any, **named: Any) -> Tensor:
+    def forward(self, *x: Any, update_buffers: bool = True, **named: Any) -> Tensor:
         """Run all members on the same batch `(batch, ...)`; return `(members, batch, ...)`.
 
         A batch is one tensor, or several as the networks take them: `ens(a, b)` or `ens((a, b))`, `ens(ids=..., mask=...)` or
-        `ens({"ids": ..., "mask": ...})`.
+        `ens({"ids": ..., "mask": ...})`. Without `update_buffers` a pass of training leaves no trace in them (BatchNorm's statistics).
         """
-        return self.view()(_inputs_of(x, named))
+        return self.view()(_inputs_of(x, named), update_buffers=update_buffers)
 
-    def each(self, *x: Any, **named: Any) -> Tensor:
+    def each(self, *x: Any, update_buffers: bool = True, **named: Any) -> Tensor:
         """Run each member on inputs of its own, `(members, batch, ...)`."""
-        return self.view().each(_inputs_of(x, named))
+        return self.view().each(_inputs_of(x, named), update_buffers=update_buffers)
 
     @property
     def picks(self) -> Output | WholeOutput:
@@ -170,8 +170,8 @@ class Members(nn.Module, ABC):
         finally:
             _whole_outputs.reset(token)
 
-    def pick(self, rows: Tensor | Sequence[int]) -> "View":
-        """Return only these members; nothing of the others is computed."""
+    def pick(self, rows: Tensor | Sequence[int] | int) -> "View":
+        """Return only these members, or this one; nothing of the others is computed."""
         return self.view().pick(rows)
 
     def view(self) -> "View":
@@ -454,18 +454,20 @@ class View:
         """All members, where this view has only some of them; those that a step does not train carry no gradient."""
         return self if self._whole is None else self._whole()
 
-    def __call__(self, x: Batch) -> Tensor:
-        """Run on one batch for all, `(batch, ...)`."""
-        return self.through(None, x)
+    def __call__(self, x: Batch, *, update_buffers: bool = True) -> Tensor:
+        """Run on one batch for all, `(batch, ...)`; without `update_buffers` as inside `perturbed`."""
+        with nullcontext() if update_buffers else self.perturbed():
+            return self.through(None, x)
 
-    def each(self, x: Batch) -> Tensor:
+    def each(self, x: Batch, *, update_buffers: bool = True) -> Tensor:
         """Run each member on inputs of its own, `(members, batch, ...)`."""
         if x.ndim < 2 or len(x) != self.num_members:
             raise ValueError(
                 f"`each` wants inputs shaped (members={self.num_members}, batch, ...); got {tuple(x.shape)}. "
                 "For one batch shared by all members call the ensemble itself."
             )
-        return self.through(None, x, own=True)
+        with nullcontext() if update_buffers else self.perturbed():
+            return self.through(None, x, own=True)
 
     def next_through(self, run: Callable[..., Tensor]) -> None:
         """Have the next pass of training go through `run`, with the arguments of `Members.run`, instead of the usual one."""
@@ -517,13 +519,13 @@ class View:
         with self.perturbed(), evaluation_mode(self.members):
             yield
 
-    def pick(self, rows: Tensor | Sequence[int]) -> "View":
+    def pick(self, rows: Tensor | Sequence[int] | int) -> "View":
         """Return a view of these members only; in training their buffers are written back after each pass.
 
         Numbers in a list are checked, and count from the end where they are negative; those in a tensor are taken as they are.
         """
         if not isinstance(rows, Tensor):
-            rows = [self._row(row) for row in rows]
+            rows = [self._row(row) for row in (rows if isinstance(rows, Iterable) else [rows])]
         return self.members.picked(self, torch.as_tensor(rows, device=self.members.member_keys.device))
 
     def _row(self, row: Any) -> int:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
 from dissensus._signatures import whole_number
+from dissensus.construction import told_how
 from dissensus.data import trees
 from dissensus.data.trees import Batch, Output, Tree, WholeOutput, pick, repeat_rows
 from dissensus.engines.watching import Attributes, look_at
@@ -217,4 +218,4 @@ def adopt(net: nn.Module, num_members: int) -> nn.Module:
                 f"{name or 'The network itself'} has a weight that is computed from others before each pass ({type(old[0]).__name__}). "
                 "Take that off first, or use torch.nn.utils.parametrizations."
             )
-    return copy.deepcopy(net)
+    return told_how(copy.deepcopy(net))

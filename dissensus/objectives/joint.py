@@ -22,7 +22,7 @@ from dissensus.types import MemberOutputs, Scalar, Scores
 def joint_loss(
     outputs: MemberOutputs,
     targets: Tensor,
-    beta: float | Tensor,
+    beta: float | Tensor = 0.4,
     loss: Loss = "cross_entropy",
     average: str = "probs",
     weights: Tensor | None = None,
@@ -330,7 +330,7 @@ class Joint(OutputObjective):
         allow_unbounded: Run with `beta > 1` although the objective then has no minimum.
     """
 
-    beta: float | Callable[[Tensor], Tensor] = 0.5
+    beta: float | Callable[[Tensor], Tensor] = 0.4
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross_entropy"
     average: Literal["probs", "scores"] = "probs"
     weights: tuple[float, ...] | None = None

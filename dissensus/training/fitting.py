@@ -420,7 +420,8 @@ def fit(
     }
     settings = Settings(**{field.name: asked[field.name] for field in fields(Settings)})
     target = device_named(device)
-    members.to(target)
+    if any(tensor.device != target for tensor in (*members.parameters(), *members.buffers())):
+        members.to(target)
     whole, members = members, members.reader(data)
     if held is not None and whole.reader(held) is not members:
         raise ValueError("Training and validation data must both be inputs or both cached features of the backbone.")
