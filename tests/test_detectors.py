@@ -212,10 +212,6 @@ def test_row_distance_of_half_precision_and_of_what_is_no_row():
     distance = RowDistance(torch.zeros(9, 2))
     far = distance(torch.full((1, 2), 6e4, dtype=torch.float16))  # the distance is beyond half precision
     assert (far.dtype, far.item()) == (torch.float32, pytest.approx(6e4 * 2**0.5))
-    for rows, words in [
-        (torch.ones(3, 2, dtype=torch.long), "floating point; got torch.int64"),
-        (torch.ones(3, 5), "2 columns.*got 5"),
-        (torch.full((1, 2), torch.nan), "row 0 holds nan"),
-    ]:
+    for rows, words in [(torch.ones(3, 5), "2 columns.*got 5"), (torch.full((1, 2), torch.nan), "row 0 holds nan")]:
         with pytest.raises(ValueError, match=words):
             distance(rows)

@@ -12,6 +12,7 @@ from torch import nn
 
 import dissensus as ds
 from dissensus._signatures import checked
+from dissensus.detectors import RowDistance
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "attacks"))
 
@@ -112,3 +113,15 @@ def test_the_page_on_reliability_has_the_figures_of_the_record():
     assert record["broken"] == 0
     for counts in record["figures"].values():
         assert ", ".join(f"{what} {count}" for what, count in counts.items()) in page
+
+
+def test_a_class_axis_of_what_is_no_tensor_gets_a_sentence():
+    with pytest.raises(ValueError, match="must be a torch tensor; got ndarray"):
+        ds.scores.mutual_information(np.zeros((3, 2, 4, 5)), class_axis=2)
+    with pytest.raises(ValueError, match=r"`class_axis` must be a whole number; got 2\.5"):
+        ds.scores.mutual_information(torch.zeros(3, 2, 4, 5), class_axis=2.5)
+
+
+def test_whole_numbers_have_no_distance():
+    with pytest.raises(ValueError, match="floating point; got torch.int64"):
+        RowDistance(torch.zeros(9, 2))(torch.ones(3, 2, dtype=torch.long))
