@@ -123,5 +123,5 @@ def test_a_class_axis_of_what_is_no_tensor_gets_a_sentence():
 
 
 def test_whole_numbers_have_no_distance():
-    with pytest.raises(ValueError, match="floating point; got torch.int64"):
+    with pytest.raises(ValueError, match=r"floating point; got torch\.int64"):
         RowDistance(torch.zeros(9, 2))(torch.ones(3, 2, dtype=torch.long))
