@@ -81,12 +81,12 @@ def told_how(net: Net) -> Net:
 
 
 def _is_plain(net: nn.Module) -> bool:
-    """Whether making a network's layers again is all there is to it: none shared, tied, hooked or frozen beside others that train."""
+    """Whether making a network's layers again is all there is to it: none shared, tied, changed or frozen."""
     modules, parameters = list(net.modules()), list(net.parameters())
     shared = len(modules) < len(list(net.named_modules(remove_duplicate=False)))
     tied = len(parameters) < len(list(net.named_parameters(remove_duplicate=False)))
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-    return not (shared or tied or hooked) and len({parameter.requires_grad for parameter in parameters}) < 2
+    changed = any(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module) for module in modules)
+    return not (shared or tied or changed) and all(parameter.requires_grad for parameter in parameters)
 
 
 def _by_layers(net: nn.Module) -> dict[str, Any] | None:

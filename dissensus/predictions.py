@@ -211,5 +211,8 @@ def mixture(
         >>> mean.item(), round(std.item() ** 2, 4)
         (1.0, 2.0)
     """
+    if isinstance(mean, Tensor) and isinstance(scale, Tensor) and mean.ndim == scale.ndim == 1:  # of one input
+        centre, std = mixture(mean[:, None], scale[:, None], family=family, weights=weights)
+        return centre[0], std[0]
     centre, data, knowledge = moments(mean, scale, family, weights)
     return centre, (data + knowledge).sqrt()

@@ -189,7 +189,12 @@ class TestTables:
     def test_commas_that_may_stand_between_thousands_do(self, tmp_path):
         loaded = load(save_csv(tmp_path / "a.csv", "u;w;y\n1,234,567;a 1,5;1\n2,000;b;0\n"), "y")
         assert loaded.x[:, loaded.columns.features.index("u")].tolist() == [1234567, 2000]
-        assert loaded.notes == ()
+        assert "commas in its numbers stand between thousands: 1,234,567" in loaded.notes[0]
+
+    def test_decimal_commas_far_down_are_told(self, tmp_path):
+        text = "a;b;y\n" + "".join(f"{row};{row};u\n" for row in range(12_000)) + "199,5;3,25;v\n" * 200
+        with pytest.raises(ValueError, match=r"decimal commas \(199,5\)"):
+            load(save_csv(tmp_path / "a.csv", text))
 
     def test_endings_may_be_written_large(self, tmp_path):
         pd.DataFrame({"u": [1.5, 2], "y": [0, 1]}).to_parquet(tmp_path / "a.PARQUET")

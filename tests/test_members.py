@@ -427,7 +427,6 @@ WRITING = {
     "loop": lambda: ds.DeepEnsemble(WritesIntoItsInputs, 3, execution="loop"),
     "vectorised": lambda: ds.DeepEnsemble(WritesIntoItsInputs, 3, execution="vectorised"),
     "apart": lambda: ds.Masksembles(WritesIntoItsInputs(), 3, execution="apart"),
-    "one batch": lambda: ds.MCDropout(WritesIntoItsInputs(), 3),
     "heads": lambda: ds.HeadEnsemble(WritesIntoItsInputs(), (3, 3), 3),
     "swag": lambda: ds.SWAG(WritesIntoItsInputs, 3),
 }
@@ -436,6 +435,8 @@ WRITING = {
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", WRITING)
 def test_a_network_that_writes_into_its_inputs_is_refused_before_it_ruins_them(kind, training):
+    if kind in ("apart", "swag") and training:
+        pytest.skip("in training one pass takes the batch, which nobody else gets")
     given = torch.randn(8, 4)
     before = given.clone()
     ens = WRITING[kind]().train(training)
@@ -642,3 +643,14 @@ def test_one_member_may_be_picked_by_its_number():
     x = torch.randn(6, 4)
     assert torch.equal(ens.pick(1)(x), ens.pick([1])(x))
     assert torch.equal(ens.pick(-1)(x)[0], ens(x)[4])
+
+
+@pytest.mark.parametrize("make", [lambda net: ds.BatchEnsemble(lambda: net, 3), lambda net: ds.MCDropout(net, 3)])
+def test_a_network_may_write_into_rows_of_its_own(make):
+    net = nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(4, 3))
+    ens, x = make(net).eval(), torch.randn(6, 4)
+    before = x.clone()
+    outputs = ens(x)
+    assert torch.equal(x, before)
+    for index in range(3):
+        torch.testing.assert_close(ens.member(index).eval()(x.clone()), outputs[index])

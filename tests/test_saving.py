@@ -62,9 +62,7 @@ KNOWN = {
     "layers handed over": lambda: ds.DeepEnsemble.from_members([of_layers(), of_convolutions()]),
     "layers with masks": lambda: ds.Masksembles(of_layers(), 3, scale=1.5),
     "layers with dropout": lambda: ds.MCDropout(of_layers(), 3),
-    "layers below heads": lambda: ds.HeadEnsemble(
-        of_layers().requires_grad_(False), lambda: nn.Sequential(nn.Linear(3, 3)), 2
-    ),
+    "layers below heads": lambda: ds.HeadEnsemble(of_layers(), lambda: nn.Sequential(nn.Linear(3, 3)), 2),
     "layers with anchors": lambda: ds.Anchored(of_layers(), X.clone(), 2),
     "one layer": lambda: ds.DeepEnsemble(partial(nn.Linear, 4, 3), 2),
     "from members": lambda: ds.DeepEnsemble.from_members([mlp(4, [8], 3), mlp(4, [8], 3)]),
@@ -144,7 +142,12 @@ def test_layers_that_are_more_than_their_settings_are_given_again(tmp_path):
         net[0].requires_grad_(False)
         return net
 
-    for make in (twice, hooked, half_frozen):
+    def patched():
+        net = of_layers()
+        net.forward = lambda x: net[0](x)[:, :3]
+        return net
+
+    for make in (twice, hooked, half_frozen, patched):
         ens = ds.DeepEnsemble(make, 2)
         ds.save(ens, tmp_path / make.__name__)
         with pytest.raises(ValueError, match="which a file cannot hold"):

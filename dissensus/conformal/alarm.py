@@ -339,7 +339,17 @@ def _loss_of(members: "Members", inputs: Any, targets: Any, score: str) -> str:
     outputs = shape[-1] if len(shape) > 2 else 1
     if (told := _told(y, outputs, score == "auto")) is not None:
         return told
-    raise ValueError(
+    raise ValueError(_why_untold(None if score != "auto" else y, outputs))
+
+
+def _why_untold(targets: "Tensor | None", outputs: int) -> str:
+    """Say why targets do not tell how outputs are to be read."""
+    if targets is not None and not targets.is_floating_point():
+        return (
+            f"Whole numbers as held-out targets must number {outputs} classes, or be 0 and 1 for {outputs} labels; got "
+            f"{int(targets.min())} to {int(targets.max())}. Say loss='cross_entropy' or, for values, 'mse' or 'gaussian_nll'."
+        )
+    return (
         f"How {outputs} outputs a member are to be read cannot be told from the held-out data: pass (inputs, targets), or say "
         "loss='mse', 'gaussian_nll' or 'laplace_nll'."
     )

@@ -97,11 +97,11 @@ def _csv_options(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     options: dict[str, Any] = {"sep": separator, "header": 0, "skipinitialspace": True, "encoding": "utf-8-sig"}
     notes: tuple[str, ...] = ()
     if separator != ",":
-        _refuse_decimal_commas(head.split("\n")[:-1], separator)
+        notes = _told_commas(head.split("\n")[:-1], separator)
     cells = next(csv.reader(head.split("\n")[:1], delimiter=separator, skipinitialspace=True), [])
     if cells and all(_is_number(cell.strip(), separator) for cell in cells):
         options["header"] = None
-        notes = (f"its first line holds numbers, so columns are called 0 to {len(cells) - 1}",)
+        notes = (*notes, f"its first line holds numbers, so columns are called 0 to {len(cells) - 1}")
     return options, notes
 
 
@@ -124,14 +124,28 @@ def _is_number(text: str, separator: str) -> bool:
     return number_of(text) is not None or (separator != "," and _DECIMAL_COMMA.fullmatch(text) is not None)
 
 
-def _refuse_decimal_commas(lines: Sequence[str], separator: str) -> None:
-    """Refuse numbers with decimal commas, which would be words, or a thousand times as large; `1,234` alone is 1234."""
+def _told_commas(lines: Sequence[str], separator: str) -> tuple[str, ...]:
+    """Return what is to be said of commas in the numbers of a file's first lines."""
     rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
-    for first, *cells in zip_longest(*rows, fillvalue=""):
-        own = [cell.strip() for cell in cells if cell.strip()] or [first.strip()]
-        told = next(filter(_NO_THOUSANDS.fullmatch, own), None)
-        if told is not None and all(_is_number(cell, separator) for cell in own):
-            raise ValueError(f"Its numbers have decimal commas ({told}). Write them with points.")
+    columns = [[cell.strip() for cell in column if cell.strip()] for column in zip_longest(*rows, fillvalue="")]
+    told = [_check_commas(column[1:] or column) for column in columns]  # the first line may be names
+    return tuple(f"commas in its numbers stand between thousands: {one}" for one in filter(None, told))[:1]
+
+
+def _check_columns(frame: Any) -> None:
+    """Refuse columns of numbers with decimal commas."""
+    for place, kind in enumerate(frame.dtypes):
+        if kind.kind == "O":
+            _check_commas([str(cell).strip() for cell in frame.iloc[:, place].dropna().unique()])
+
+
+def _check_commas(cells: Sequence[str]) -> str | None:
+    """Refuse numbers with decimal commas, which would be words or a thousand times as large; return one with commas between thousands."""
+    if not all(_is_number(cell, ";") for cell in cells):
+        return None
+    if told := next(filter(_NO_THOUSANDS.fullmatch, cells), None):
+        raise ValueError(f"Its numbers have decimal commas ({told}). Write them with points.")
+    return next((cell for cell in cells if "," in cell), None)
 
 
 def _csv_parts(
@@ -146,6 +160,8 @@ def _csv_parts(
         # Not in pandas' own parts: there a column's cells would be numbers in one and texts in another.
         found = pandas.read_csv(file, chunksize=rows, low_memory=False, dtype=dict.fromkeys(names, str), **options)
         for frame in [found] if rows is None else found:
+            if options["sep"] != ",":
+                _check_columns(frame)
             own = own or _carried_cells(path, options, rows, frame, carried)
             yield frame, file.tell() / max(path.stat().st_size, 1), next(own)
 

@@ -226,18 +226,18 @@ def writes(x: Any) -> tuple[int, ...]:
 
 
 def check_unwritten(x: Any, before: tuple[int, ...]) -> None:
-    """Refuse a network that wrote into its inputs: other members, and whoever handed them over, would have what it left of them."""
+    """Refuse a network that wrote into inputs which others get too: they would have what it left of them."""
     if writes(x) != before:
         raise ValueError("The network changes its inputs in place, such as by `x -= mean`. Write `x = x - mean` there.")
 
 
 def call(net: Callable[..., Any], x: Any) -> Any:
     """Call a network as it expects to be: with one tensor, a tuple's parts, or a dictionary's by name."""
-    value, before = plain(x), writes(x)
+    value = plain(x)
     named = value if isinstance(value, dict) else {}
     parts = () if named else value if isinstance(value, tuple) else (value,)
     try:
-        returned = net(*parts, **named)
+        return net(*parts, **named)
     except TypeError as problem:
         if "argument" not in str(problem):
             raise
@@ -245,6 +245,12 @@ def call(net: Callable[..., Any], x: Any) -> Any:
         raise ValueError(
             f"The network cannot be called as net({how}): {problem}. Give a tuple for net(a, b), a dictionary for net(a=..., b=...)."
         ) from problem
+
+
+def call_on_lent(net: Callable[..., Any], x: Any) -> Any:
+    """Call a network on inputs that others get too, which it must leave alone."""
+    before = writes(x)
+    returned = call(net, x)
     check_unwritten(x, before)
     return returned
 

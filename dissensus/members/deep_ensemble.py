@@ -325,7 +325,7 @@ class DeepEnsemble(Members):
         """Change dtype or device of all tensors, also of plain ones that networks change by themselves."""
         for shell in self._shells:
             shell.release()
-            shell.net._apply(fn)
+            shell.apply_to_constants(fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 

@@ -83,7 +83,7 @@ class HeadEnsemble(OnDeepEnsemble):
 
     def _features(self, tensors: Tensors, x: Batch) -> Tensor:
         frozen = {name: t.detach() for name, t in under(_BACKBONE, tensors).items()}
-        features: Tensor = call(self.backbone, frozen, x, self.takes)
+        features: Tensor = call(self.backbone, frozen, x, self.takes, lent=True)
         own = next((t for t in self.heads.parameters() if t.is_floating_point()), features)
         return features.to(own.dtype) if features.is_floating_point() else features
 

@@ -162,7 +162,7 @@ class Masksembles(SharedMembers):
         net, all_rows = trimmer.net.eval(), torch.arange(self.num_members, device=x.device)
         kept = trimmer.kept(whole, all_rows if rows is None else rows)
         members = [trimmer.tensors(whole, channels) for channels in kept]
-        outputs = [call(net, one, x[place] if own else x, self.picks) for place, one in enumerate(members)]
+        outputs = [call(net, one, x[place] if own else x, self.picks, lent=True) for place, one in enumerate(members)]
         return cast("Tensor", join(outputs))
 
     def _check_trimming(self) -> None:

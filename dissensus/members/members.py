@@ -329,12 +329,11 @@ class Members(nn.Module, ABC):
         """Return sums of values shaped like a view's trained parameters, one a member; of all of them where members share them."""
         if self.stacked:
             return torch.stack([value.flatten(1).sum(1) for value in values.values()]).sum(0)
-        sums = {name: value.sum() for name, value in values.items()}
-        if not self.separate:
-            return torch.stack(list(sums.values())).sum().expand(view.num_members)
-        own = [[sums[name] for name in names if name in sums] for _, names in self.parameter_rows()]
-        found = torch.stack([torch.stack(each).sum() for each in own])
-        return found.expand(view.num_members) if view.rows is None else found[view.rows]
+        if not self.separate or self.num_trained == 1:
+            return torch.stack([value.sum() for value in values.values()]).sum().expand(view.num_members)
+        groups = ([values[name].sum() for name in names if name in values] for _, names in self.parameter_rows())
+        found = torch.stack([torch.stack(own).sum() for own in groups])
+        return found if view.rows is None else found[view.rows]
 
     def __len__(self) -> int:
         """How many members there are."""

@@ -214,7 +214,7 @@ def _positions(part: Traced, node: fx.Node) -> int:
     if type(layer) in LAYERS:
         return len(layer.kernel_size)
     before = only_input(node)
-    if before is None or effect_of(part, node) in ("flattens", "averages"):
+    if before is None or effect_of(part, node) in ("flattens", "averages") or function_name(node) == "squeeze":
         return 0
     reduces = function_name(node) in _REDUCTIONS.split() and True not in (node.kwargs.get("keepdim"), *node.args[2:])
     return _positions(part, before) - (len(axes_of(node)) if reduces else 0)

@@ -181,10 +181,15 @@ def fastest_layout(x: Any) -> Any:
     return x
 
 
-def call(net: nn.Module, tensors: dict[str, Tensor], x: Batch, output: Output | WholeOutput = None) -> Any:
-    """Run a network on the given tensors; buffers that it replaces are copied into those that were given."""
-    given = dict(tensors)
-    outputs = pick(trees.call(lambda *parts, **named: functional_call(net, given, parts, named), x), output)
+def call(
+    net: nn.Module, tensors: dict[str, Tensor], x: Batch, output: Output | WholeOutput = None, lent: bool = False
+) -> Any:
+    """Run a network on the given tensors; buffers that it replaces are copied into those that were given.
+
+    Inputs that are `lent`, which others get too, it must leave alone.
+    """
+    given, run = dict(tensors), trees.call_on_lent if lent else trees.call
+    outputs = pick(run(lambda *parts, **named: functional_call(net, given, parts, named), x), output)
     for name, tensor in tensors.items():
         if given[name] is not tensor:
             tensor.copy_(given[name].detach())

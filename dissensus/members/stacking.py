@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dissensus.data.trees import Output, Tree, WholeOutput, call, pick
+from dissensus.data.trees import Output, Tree, WholeOutput, call_on_lent, pick
 from dissensus.nets.dropout import dropout_keys, rewind_dropout
 
 Tensors: TypeAlias = Mapping[str, Tensor]
@@ -282,6 +282,12 @@ class Shell:
             if isinstance(weight := module.__dict__.get(name), Tensor):
                 module.__dict__[name] = weight.detach()
 
+    def apply_to_constants(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Change plain tensors of modules that see to them in an `_apply` of their own."""
+        for module in self.net.modules():
+            if type(module)._apply is not nn.Module._apply:
+                module.__dict__.update({key: fn(t) for key, t in module.__dict__.items() if isinstance(t, Tensor)})
+
     def run(self, row: dict[str, Tensor], x: Any, keys: Callable[[], Tensor], output: Output | WholeOutput) -> Any:
         """Return what the member says of a batch with these tensors, and with dropout by this key."""
         row.update(dropout_keys(self.net, keys))
@@ -292,7 +298,7 @@ class Shell:
             setattr(module, name, value.view_as(value) if isinstance(value, nn.Parameter) else value)
         for module, name, source in self._buffers:
             module._buffers[name] = row[source]
-        said = pick(call(self.net, x), output)
+        said = pick(call_on_lent(self.net, x), output)
         for module, name, source in self._buffers:
             now = module._buffers[name]
             if now is not None and now is not row[source]:  # replaced, rather than changed in place

@@ -1,7 +1,7 @@
 """What members are fitted to: losses per example, for one member or many, and for the ensemble as a mixture."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite, log, pi
@@ -114,7 +114,8 @@ def full(outputs: Tensor) -> Tensor:
 
 def in_full_precision(values: Tensor) -> AbstractContextManager[Any]:
     """Return a block without autocast where values are."""
-    return torch.autocast(values.device.type, enabled=False)
+    place = values.device.type
+    return torch.autocast(place, enabled=False) if torch.amp.is_autocast_available(place) else nullcontext()
 
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from dissensus._checks import largest_value
 from dissensus._files import read_state, replace_file, write_state
 from dissensus.conformal import Alarm, DriftMonitor, intervals
 from dissensus.conformal.alarm import Score
@@ -92,6 +93,8 @@ def calibrate_run(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder:
     if held_out is None:
         return ["No alarm was calibrated, as no rows were held out for it: set calibration under [data]."]
     x, y = run.preprocessing(held_out.x), run.preprocessing.targets_in_units(held_out)
+    fine = scorable(x, predict(run.ensemble, x))
+    x, y = x[fine], y[fine.to(y.device)]
     score = _score(run, sets, settings, folder)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -105,12 +108,21 @@ def calibrate_run(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder:
     write_state(folder / COVERAGE, _FORMAT, {"coverage": settings.coverage, "misses": _misses(run, x, y).tolist()})
     alarm.save(folder / ALARM)
     notes = [f"{warning.message}" for warning in said if warning.category is UserWarning]
+    if left := int((~fine).sum()):
+        notes.append(f"{left} held-out rows are so far out that they cannot be scored, and do not calibrate the alarm.")
     if sets.calibration is None:
         notes.append(
             "The alarm was calibrated on the validation rows, which also chose the weights, so its rate is approximate; "
             "calibration = 0.1 under [data] keeps rows for it alone."
         )
     return notes
+
+
+def scorable(inputs: Tensor, outputs: Tensor) -> Tensor:
+    """Return which rows can be scored, `(batch,)`: their inputs, and all outputs `(members, batch, ...)`, are not too large for it."""
+    # Not `>`: NaN, for which every comparison is false, cannot be scored either.
+    fine = (outputs.abs() <= largest_value(outputs)).transpose(0, 1).flatten(1).all(1).to(inputs.device)
+    return fine & (inputs.abs() <= largest_value(inputs)).flatten(1).all(1) if inputs.is_floating_point() else fine
 
 
 def _score(run: "LoadedRun", sets: Sets, settings: AlarmSettings, folder: Path) -> Score:

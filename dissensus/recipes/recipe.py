@@ -1,6 +1,7 @@
 """A recipe, everything that decides a run, read from TOML and checked before anything is trained; and the run that it becomes."""
 
 import contextlib
+import filecmp
 import logging
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -262,11 +263,15 @@ class Recipe:
 
 
 def _same_elsewhere(there: Any, here: Any) -> bool:
-    """Whether a value is left to the data, or both are paths of files of one name."""
-    paths = [Path(each) for each in (there, here) if isinstance(each, str)]
-    return here in (None, AUTO) or (
-        len(paths) == 2 and all(p.is_absolute() for p in paths) and paths[0].name == paths[1].name
-    )
+    """Whether a value is left to the data, or both are paths of one name, of which the other is gone or a file of the same content."""
+    if here == AUTO:
+        return True
+    if not (isinstance(there, str) and isinstance(here, str)):
+        return False
+    stored, given = Path(there), Path(here)
+    if not (stored.is_absolute() and given.is_absolute()) or stored.name != given.name:
+        return False
+    return not stored.exists() or (stored.is_file() and given.is_file() and filecmp.cmp(stored, given, shallow=False))
 
 
 def _check_tables(tables: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dissensus._checks import largest_value
 from dissensus._files import written_aside
 from dissensus._signatures import need
 from dissensus.data.files import TABLE_ENDINGS, LoadedPart
@@ -23,7 +22,7 @@ from dissensus.data.frames import Part as TablePart
 from dissensus.data.frames import table_parts, unique_names
 from dissensus.data.tables import LeftOut, columns_of, number_of, texts_of
 from dissensus.predictions import predict
-from dissensus.recipes.alarms import Calibration, by_target, calibrated_columns
+from dissensus.recipes.alarms import Calibration, by_target, calibrated_columns, scorable
 from dissensus.recipes.data import label_names
 from dissensus.recipes.recipe import LoadedRun
 from dissensus.scores import REGRESSION_SCORES, all_scores
@@ -87,7 +86,7 @@ def score_file(
 
     Tables and images are read and written a part at a time, so memory does not grow with the file; the output appears when it is
     whole. Rows that cannot be read, or are so far out that outputs overflow, are listed in a file beside it that ends in .bad.csv.
-    Columns named in `carry`, and those that identify rows, are copied as the file has them, and so are labels. `progress` gets rows
+    Columns named in `carry`, and those that identify rows, are copied as the file has them. `progress` gets rows
     done and the share of the file.
     """
     if output.suffix not in (".csv", ".parquet"):
@@ -251,8 +250,7 @@ def _predicted(run: LoadedRun, x: Tensor, calibration: Calibration | None, batch
     for start in range(0, len(x), batch_size):
         inputs = run.preprocessing(x[start : start + batch_size])
         outputs = predict(run.ensemble, inputs, batch_size=batch_size)
-        # Not `>`: NaN, for which every comparison is false, is none either.
-        fine = (outputs.abs() <= largest_value(outputs)).all(-1).all(0).cpu()
+        fine = scorable(inputs, outputs).cpu()
         too_large += [start + place for place in (~fine).nonzero().flatten().tolist()]
         if fine.any():
             parts.append(_of_outputs(run, inputs[fine], outputs[:, fine], calibration))

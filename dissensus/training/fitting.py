@@ -420,8 +420,7 @@ def fit(
     }
     settings = Settings(**{field.name: asked[field.name] for field in fields(Settings)})
     target = device_named(device)
-    if any(tensor.device != target for tensor in (*members.parameters(), *members.buffers())):
-        members.to(target)
+    _place(members, target)
     whole, members = members, members.reader(data)
     if held is not None and whole.reader(held) is not members:
         raise ValueError("Training and validation data must both be inputs or both cached features of the backbone.")
@@ -445,6 +444,12 @@ def fit(
         whole.catch_up()
     whole.after_training(data)
     return run
+
+
+def _place(members: Members, device: torch.device) -> None:
+    """Put an ensemble on a device where it is not all there."""
+    if {tensor.device for tensor in (*members.parameters(), *members.buffers())} - {device}:
+        members.to(device)
 
 
 def _loaded(data: Any, name: str) -> Any:

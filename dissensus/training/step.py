@@ -440,7 +440,7 @@ class Block:
 def _shaped(part: Tensor, lead: tuple[int, ...], shape: torch.Size) -> Tensor:
     """Return one parameter's columns in its own shape."""
     if len(shape) != 4:
-        return part.reshape(*lead, *shape)
+        return part.reshape((*lead, *shape))
     out, channels, height, width = shape
     return part.reshape(*lead, out, height, width, channels).movedim(-1, -3)
 
