@@ -240,3 +240,18 @@ def test_a_network_of_whose_dropout_layers_none_runs_is_refused():
     for _ in range(2):
         with pytest.raises(ValueError, match="No dropout layer of the network runs"):
             ds.predict(ens, torch.randn(6, 4))
+
+
+@pytest.mark.parametrize("runs", [lambda net, h: not net.training, lambda net, h: len(h) > 8])
+def test_dropout_layers_may_run_in_some_passes_only(runs):
+    class Sometimes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.drop = nn.Linear(4, 3), nn.Dropout(0.5)
+
+        def forward(self, x):
+            h = self.layer(x)
+            return self.drop(h) if runs(self, h) else h
+
+    outputs = ds.predict(ds.MCDropout(Sometimes(), 5), torch.randn(20, 4))
+    assert outputs.std(0).mean() > 0

@@ -20,6 +20,7 @@ from dissensus.data.files import Loaded
 from dissensus.data.suites import SUITES
 from dissensus.data.toy import BUILT_IN
 from dissensus.recipes import AUGMENTATIONS, KINDS, OBJECTIVES, SCHEDULES, Preprocessing, Recipe, load_run
+from dissensus.recipes.alarms import scorable
 from dissensus.recipes.choices import build_augment, build_schedule, member_factory, resolve_model
 from dissensus.recipes.data import DataSettings, load_sets, split_rows
 
@@ -384,3 +385,11 @@ class TestPreprocessing:
             ValueError, match="holds the classes ant, which the run does not know; it knows bee, cow, dog"
         ):
             prepared.targets(Loaded(torch.zeros(1, 1), torch.tensor([0]), ("ant",)))
+
+
+def test_rows_too_far_out_for_scores_are_told_from_others():
+    inputs = torch.tensor([[1.0, 2.0], [1e30, 0.0], [0.0, 1.0], [0.0, torch.nan], [3.0, 4.0]])
+    outputs = torch.zeros(2, 5, 3)
+    outputs[1, 2, 0], outputs[0, 4, 1] = 1e25, torch.nan
+    assert scorable(inputs, outputs).tolist() == [True, False, False, False, False]
+    assert scorable(torch.zeros(5, 2, dtype=torch.uint8), outputs).tolist() == [True, True, False, True, False]

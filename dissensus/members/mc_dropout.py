@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -95,31 +96,35 @@ class MCDropout(SharedMembers):
 
     def run(self, tensors: Tensors, x: Any, *, own: bool, rows: Tensor | None, keys: Keys) -> Tensor:
         """Run members on the given tensors; see `Members.run`."""
-        if not self.training:
-            if "evaluating" not in self.decisions and x.shape[int(own)] > 0 and has_values(x):
-                self._check_what_draws(tensors, (x[0] if own else x)[:2].detach().clone())
-            chosen = self.member_keys if rows is None else self.member_keys.index_select(0, rows)
-            set_keys(self.net, chosen, x, self.masks, own)
-        return super().run(tensors, x, own=own, rows=rows, keys=keys)
-
-    def _check_what_draws(self, tensors: Tensors, few: Batch) -> None:
-        """Refuse a network none of whose dropout layers runs, and warn of what it draws elsewhere; seen in a pass of training, once."""
-        layers, own = list(_layers(self.net)), copies_of(under("net.", tensors))
-        with seeded(0, alone=True), Attributes(self.parts()), torch.no_grad(), layers_as_written():
-            for module in self.net.modules():
-                module.training = not isinstance(module, _NormBase)
-            for layer in layers:
-                layer.calls = 0
-            try:
-                drawn, _ = look_at(lambda: call(self.net, own, few, self.picks))
-                ran = any(layer.calls for layer in layers)
-            except Exception:  # a network that does something else in training
-                drawn, ran = frozenset(), True
+        if self.training:
+            return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        chosen = self.member_keys if rows is None else self.member_keys.index_select(0, rows)
+        set_keys(self.net, chosen, x, self.masks, own)
+        if "evaluating" in self.decisions or x.shape[int(own)] == 0 or not has_values(x):
+            return super().run(tensors, x, own=own, rows=rows, keys=keys)
+        ran: list[nn.Module] = []
+        with ExitStack() as hooks:
+            for layer in _layers(self.net):
+                hooks.enter_context(layer.register_forward_hook(lambda layer, *_: ran.append(layer)))
+            outputs = super().run(tensors, x, own=own, rows=rows, keys=keys)
         if not ran:
             raise ValueError(
                 "No dropout layer of the network runs, so all draws would be alike; what it drops elsewhere, as attention does, "
                 "cannot be drawn by member. Use nn.Dropout layers in its forward."
             )
+        self._warn_of_other_draws(tensors, (x[0] if own else x)[:2].detach().clone())
+        return outputs
+
+    def _warn_of_other_draws(self, tensors: Tensors, few: Batch) -> None:
+        """Warn of what the network draws outside dropout layers; seen in a pass of training, once."""
+        own = copies_of(under("net.", tensors))
+        with seeded(0, alone=True), Attributes(self.parts()), torch.no_grad(), layers_as_written():
+            for module in self.net.modules():
+                module.training = not isinstance(module, _NormBase)
+            try:
+                drawn, _ = look_at(lambda: call(self.net, own, few, self.picks))
+            except Exception:  # a network that does something else in training
+                drawn = frozenset()
         self.decisions["evaluating"] = {"random": bool(drawn)}
         if drawn:
             warn(

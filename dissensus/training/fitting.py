@@ -342,7 +342,8 @@ def fit(
             trains its heads. Inputs may be several tensors, as the networks take them: a tuple for `net(a, b)`, a dictionary
             for `net(a=..., b=...)`. A third part are weights of the examples: a batch's loss is then sum(w · loss) / sum(w).
         objective: What to minimise; by default `Independent()`, and `Independent("mse")` where targets are real numbers, as many as the
-            network's outputs. See `dissensus.objectives`; also a function `(members, x, y, step) -> (loss, parts)`.
+            network's outputs. See `dissensus.objectives`; also a function `(members, x, y, step) -> (loss, parts)`,
+            which may have `batches`, `streams`, `couples` and `likelihood` as attributes.
         epochs: How often the data is gone through.
         batch_size: Examples a step (128 by default); not together with a DataLoader, which has its own.
         optimizer: `"sgd"`, `"adam"`, `"adamw"`, a torch optimizer class, or a function that makes a torch optimizer from
