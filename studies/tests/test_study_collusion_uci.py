@@ -221,7 +221,7 @@ def test_the_search_finds_a_better_configuration_than_its_first_ones():
 
 def test_without_optuna_the_study_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(uci, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'dissensus\[studies\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e \./studies"):
         STUDIES["collusion-uci"].run(tmp_path, quick=True)
 
 
